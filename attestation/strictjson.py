@@ -1,0 +1,219 @@
+"""JSON with one reading: duplicate keys, floats, NaN, deep nesting and non-UTF-8 are refused.
+
+Signatures cover exact bytes (attestation/dsse.py), so no canonical form is needed for security. The writer still has
+one form (sorted keys, no spaces) so that the same object always has the same digest.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NoReturn
+
+from attestation.clock import parse_time
+from attestation.errors import FormatError
+
+MAX_DEPTH = 16
+MAX_SAFE_INTEGER = 2**63 - 1
+
+
+def _refuse(code: str, found: str, expected: str) -> NoReturn:
+    raise FormatError(code, found=found, expected=expected, hint="get the file again from who made it")
+
+
+def _no_float(text: str) -> NoReturn:
+    _refuse("json.float", text[:40], "whole numbers only")
+
+
+def _whole(text: str) -> int:
+    # A bound before int(): a number of a million digits would otherwise cost minutes of CPU.
+    if len(text) > 20 or abs(number := int(text)) > MAX_SAFE_INTEGER:
+        _refuse("json.integer", f"{len(text)} digits", "an integer of at most 63 bits")
+    return number
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        _refuse("json.duplicate", f"member {twice!r} twice", "each member once")
+    return members
+
+
+_STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
+
+
+def _check_depth(text: str) -> None:
+    # Counted before parsing: the parser recurses, and a hostile file must not reach its recursion limit.
+    depth = 0
+    for token in _STRUCTURE.finditer(text):
+        first = text[token.start()]
+        if first in "[{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                _refuse("json.depth", f"more than {MAX_DEPTH} levels", f"at most {MAX_DEPTH} levels")
+        elif first != '"':
+            depth -= 1
+
+
+def loads(data: bytes, *, limit: int) -> dict[str, Any]:
+    """Read one JSON object.
+
+    Args:
+        data: the whole text, UTF-8 without a byte order mark.
+        limit: largest accepted size in bytes, checked before anything is parsed.
+
+    Raises:
+        FormatError: ``json.*`` for every way the bytes can be wrong.
+    """
+    if len(data) > limit:
+        _refuse("json.size", f"{len(data)} bytes", f"at most {limit} bytes")
+    try:
+        text = data.decode("utf-8", errors="strict")
+    except UnicodeDecodeError as error:
+        raise FormatError(
+            "json.utf8", found=f"a bad byte at offset {error.start}", expected="UTF-8", hint="get the file again"
+        ) from None
+    _check_depth(text)
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=_no_duplicates,
+            parse_float=_no_float,
+            parse_int=_whole,
+            parse_constant=_no_float,
+        )
+    except json.JSONDecodeError as error:
+        raise FormatError(
+            "json.syntax",
+            found=f"{error.msg.lower()} at offset {error.pos}",
+            expected="JSON",
+            hint="get the file again",
+        ) from None
+    if not isinstance(value, dict):
+        _refuse("json.object", type(value).__name__, "an object")
+    return value
+
+
+def dumps(value: Mapping[str, Any]) -> bytes:
+    """Write an object in the one form: sorted keys, no spaces, UTF-8, no floats."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8")
+
+
+def b64(data: bytes) -> str:
+    """Write a binary field as standard base64 with padding."""
+    return base64.b64encode(data).decode("ascii")
+
+
+class Fields:
+    """Typed, complete reading of one JSON object: what is not read when ``end`` is called is refused as unknown.
+
+    Args:
+        members: the parsed object.
+        where: its name in error messages, such as ``manifest.aead``.
+    """
+
+    def __init__(self, members: Mapping[str, Any], where: str) -> None:
+        self._left = dict(members)
+        self._where = where
+
+    def _take(self, name: str, kind: type, expected: str) -> Any:
+        if name not in self._left:
+            _refuse("json.missing", f"no {self._where}.{name}", expected)
+        value = self._left.pop(name)
+        # bool is a subclass of int; an integer field must not accept true.
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            _refuse("json.type", f"{self._where}.{name} as {type(value).__name__}", expected)
+        return value
+
+    def has(self, name: str) -> bool:
+        """Say whether an optional member is present and not yet read."""
+        return name in self._left
+
+    def text(self, name: str, *, limit: int = 256) -> str:
+        """Read text of at most ``limit`` characters without control characters."""
+        value: str = self._take(name, str, "text")
+        if len(value) > limit or not value.isprintable():
+            _refuse("json.text", f"{self._where}.{name}", f"at most {limit} printable characters")
+        return value
+
+    def integer(self, name: str, *, low: int = 0, high: int = MAX_SAFE_INTEGER) -> int:
+        """Read an integer in ``low..high``."""
+        value: int = self._take(name, int, "an integer")
+        if not low <= value <= high:
+            _refuse("json.range", f"{self._where}.{name} = {value}", f"{low} to {high}")
+        return value
+
+    def flag(self, name: str) -> bool:
+        """Read true or false."""
+        value: bool = self._take(name, bool, "true or false")
+        return value
+
+    def blob(self, name: str, *, size: int | None = None, limit: int = 1 << 20) -> bytes:
+        """Read base64 of exactly ``size`` bytes, or of at most ``limit``."""
+        return decode_b64(self._take(name, str, "base64"), f"{self._where}.{name}", size=size, limit=limit)
+
+    def time(self, name: str) -> datetime:
+        """Read a UTC time in the one accepted form."""
+        return parse_time(self.text(name, limit=20))
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        """Read a nested object as it is."""
+        value: dict[str, Any] = self._take(name, dict, "an object")
+        return value
+
+    def fields(self, name: str) -> Fields:
+        """Read a nested object for typed reading."""
+        return Fields(self.mapping(name), f"{self._where}.{name}")
+
+    def items(self, name: str, *, limit: int) -> list[Any]:
+        """Read an array of at most ``limit`` items."""
+        value: list[Any] = self._take(name, list, "an array")
+        if len(value) > limit:
+            _refuse("json.range", f"{len(value)} items in {self._where}.{name}", f"at most {limit}")
+        return value
+
+    def end(self) -> None:
+        """Refuse members that nothing has read."""
+        if self._left:
+            _refuse("json.unknown", f"{self._where}.{min(self._left)}", "known members only")
+
+
+def decode_b64(text: str, where: str, *, size: int | None = None, limit: int = 1 << 20) -> bytes:
+    """Read standard base64 in its one form (padding, no spaces, unused bits zero)."""
+    # The length check comes first, so that nothing large is decoded only to be refused.
+    bound = size if size is not None else limit
+    try:
+        data = base64.b64decode(text, validate=True) if len(text) <= (bound + 2) // 3 * 4 else None
+    except (binascii.Error, ValueError):
+        data = None
+    if data is None or b64(data) != text or (size is not None and len(data) != size):
+        _refuse("json.base64", where, f"base64 of {'exactly' if size is not None else 'at most'} {bound} bytes")
+    return data
+
+
+def header(kind: str, *, epoch: int, issued_at: str, version: int = 1) -> dict[str, Any]:
+    """Give the four members that every signed payload begins with."""
+    return {"type": kind, "version": version, "epoch": epoch, "issued_at": issued_at}
+
+
+def read_header(fields: Fields, kind: str, *, version: int = 1) -> tuple[int, datetime]:
+    """Check ``type`` and ``version`` and give ``(epoch, issued_at)``.
+
+    Raises:
+        FormatError: ``object.type`` when one kind of object is offered as another, ``object.version`` for a version
+            this program does not read.
+    """
+    found = fields.text("type", limit=64)
+    if found != kind:
+        _refuse("object.type", found, kind)
+    number = fields.integer("version", low=1, high=1 << 16)
+    if number != version:
+        _refuse("object.version", f"{kind} version {number}", f"version {version}")
+    return fields.integer("epoch"), fields.time("issued_at")
