@@ -44,7 +44,7 @@ _FIXED = {
     "HF_HUB_OFFLINE": "1",
     "TORCHDYNAMO_DISABLE": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    # With large products MKL keeps packed copies of weights in buffers of its own; it frees them when told not to keep them.
+    # MKL otherwise keeps the buffers in which it packs weights for large products.
     "MKL_DISABLE_FAST_MM": "1",
 }
 
