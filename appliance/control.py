@@ -1,0 +1,188 @@
+"""The control socket: how operators and consoles reach the agent.
+
+One JSON object a line, in both directions, over a Unix socket. A client sends ``{"command": ...}`` and reads lines
+until one has ``"event": "done"`` or ``"event": "error"``; lines with ``"event": "progress"`` may come before. The kernel
+says who is calling (SO_PEERCRED); the two groups of the configuration decide what they may do. No answer has a field for
+keys, prompts or answers of the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import grp
+import os
+import pwd
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from appliance.errors import AgentUnreachable, NotPermitted
+from attestation import strictjson
+from attestation.errors import FormatError, LetheError
+
+MAX_LINE = 8 << 20
+_PEER = struct.Struct("3i")
+
+Role = Literal["operator", "viewer"]
+Answers = AsyncIterator[dict[str, Any]]
+Handler = Callable[[str, Mapping[str, Any], "Caller"], Answers]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who is at the other end, by the kernel's word."""
+
+    uid: int
+    pid: int
+    role: Role
+
+
+def role_of(uid: int, gid: int, *, operator_group: str, viewer_group: str) -> Role:
+    """Give the role of a user.
+
+    Raises:
+        NotPermitted: ``control.group`` for a user who is in neither group.
+    """
+    if uid in (0, os.geteuid()):
+        return "operator"
+    groups = _group_names(uid, gid)
+    if operator_group in groups:
+        return "operator"
+    if viewer_group in groups:
+        return "viewer"
+    raise NotPermitted(
+        "control.group",
+        found=f"user {uid}",
+        expected=f"a member of {operator_group} or {viewer_group}",
+        hint="ask the administrator of this machine to add you to a group",
+    )
+
+
+def _group_names(uid: int, gid: int) -> set[str]:
+    try:
+        ids = os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
+    except KeyError:
+        ids = [gid]
+    names = set()
+    for number in ids:
+        with suppress(KeyError):
+            names.add(grp.getgrgid(number).gr_name)
+    return names
+
+
+class ControlServer:
+    """Serves one handler on a Unix socket.
+
+    Args:
+        path: where the socket is made; a left-over from a dead agent is replaced.
+        operator_group, viewer_group: see :func:`role_of`.
+        handler: gives the answers to one command as they come.
+    """
+
+    def __init__(self, path: Path, *, operator_group: str, viewer_group: str, handler: Handler) -> None:
+        self._path = path
+        self._operator_group = operator_group
+        self._viewer_group = viewer_group
+        self._handler = handler
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Make the socket and begin to listen."""
+        self._path.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._serve, path=self._path, limit=MAX_LINE)
+        # Everyone may knock; who is let in is decided by peer credentials, not by the file's mode.
+        self._path.chmod(0o666)
+
+    async def stop(self) -> None:
+        """Stop listening and remove the socket."""
+        if self._server is not None:
+            self._server.close()
+            self._path.unlink(missing_ok=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async for answer in self._answers(reader, writer):
+                writer.write(strictjson.dumps(answer) + b"\n")
+                await writer.drain()
+        except ConnectionError:
+            pass  # the caller left; the agent goes on with what it was told to do
+        finally:
+            writer.close()
+
+    async def _answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Answers:
+        try:
+            caller = self._identify(writer.get_extra_info("socket"))
+            line = await reader.readline()
+            members = strictjson.loads(line, limit=MAX_LINE)
+            command = members.pop("command", None)
+            if not isinstance(command, str):
+                raise FormatError(
+                    "control.command", found="no command", expected='{"command": "..."}', hint="use the lethe program"
+                )
+            async for answer in self._handler(command, members, caller):
+                yield answer
+        except (ValueError, asyncio.LimitOverrunError):
+            yield {"event": "error", "code": "control.line", "found": "a line that is too long", "expected": "JSON",
+                   "hint": "use the lethe program", "exit_status": 2}  # fmt: skip
+        except LetheError as error:
+            yield {"event": "error", "exit_status": error.exit_status} | error.as_payload()
+
+    def _identify(self, sock: socket.socket) -> Caller:
+        pid, uid, gid = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+        role = role_of(uid, gid, operator_group=self._operator_group, viewer_group=self._viewer_group)
+        return Caller(uid, pid, role)
+
+
+class RemoteError(LetheError):
+    """An error that the agent reported, with the exit status it chose."""
+
+    def __init__(self, payload: Mapping[str, Any]) -> None:
+        text = {name: str(payload.get(name, "")) for name in ("code", "found", "expected", "hint")}
+        super().__init__(text["code"], found=text["found"], expected=text["expected"], hint=text["hint"])
+        self.exit_status = int(payload.get("exit_status", 1))  # type: ignore[misc]  # per instance, as the agent said
+
+
+def ask(path: Path, command: str, members: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+    """Send one command to the agent and give its answers as they come; the last one has ``"event": "done"``.
+
+    Raises:
+        AgentUnreachable: nobody listens, or the agent went away before it was done.
+        RemoteError: the agent refused.
+    """
+    request = strictjson.dumps({"command": command} | dict(members or {})) + b"\n"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
+        try:
+            sock.connect(str(path))
+            sock.sendall(request)
+        except OSError as error:
+            raise _unreachable(path, (error.strerror or "no answer").lower()) from None
+        with sock.makefile("rb") as lines:
+            while line := _read_line(lines, path):
+                answer = strictjson.loads(line, limit=MAX_LINE)
+                if answer.get("event") == "error":
+                    raise RemoteError(answer)
+                yield answer
+                if answer.get("event") == "done":
+                    return
+    raise _unreachable(path, "the agent left before it was done")
+
+
+def _read_line(lines: Any, path: Path) -> bytes:
+    try:
+        line: bytes = lines.readline(MAX_LINE)
+    except OSError:
+        raise _unreachable(path, "the connection broke") from None
+    return line
+
+
+def _unreachable(path: Path, found: str) -> AgentUnreachable:
+    return AgentUnreachable(
+        "agent.unreachable",
+        found=f"{path}: {found}",
+        expected="a running agent",
+        hint="start it with systemctl start lethe-agent, or see its journal for why it stopped",
+    )
