@@ -1,7 +1,7 @@
 """ResidentModel: the proof that every segment of this rank was opened, once, into device memory.
 
-Only the loader makes one. Serving takes it, so nothing can serve a model that is half there. It knows nothing of bundles
-and keys.
+Only the loader makes one. Serving takes it, so nothing can serve a model that is half there. It knows nothing of
+bundles and keys.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The CPU as a slot: weights in this process's own memory.
 
-It serves confidential machines without a GPU, laptops and tests. Device memory comes in arenas of private pages that are
-kept out of core dumps and children. Where the limit on locked memory is "unlimited", as in the shipped unit, the
+It serves confidential machines without a GPU, laptops and tests. Device memory comes in arenas of private pages that
+are kept out of core dumps and children. Where the limit on locked memory is "unlimited", as in the shipped unit, the
 arenas are locked too; elsewhere swap must be off, which ``lethe doctor`` looks at (docs/limitations.md).
 """
 
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 
 from appliance import pages
-from appliance.slot import Lane, Overwritten, Ticket, count_nonzero_bytes, fill_zero
+from appliance.slot import Lane, Ticket, fill_zero, overwrite
+from appliance.zeroize import Overwritten
 
 _ARENA = 32 << 20
 _ALIGN = 64
@@ -108,19 +109,8 @@ class CpuSlot:
     def zeroize(self) -> Overwritten:
         """Overwrite and read back; see :meth:`appliance.slot.Slot.zeroize`."""
         self._zeroized = True
-        return self._overwrite(
-            [arena[:used] for arena, used in zip(self._arenas, self._used, strict=True)],
-        )
+        return overwrite([arena[:used] for arena, used in zip(self._arenas, self._used, strict=True)], fill_zero)
 
     def wipe_staging(self) -> Overwritten:
         """Overwrite and read back; see :meth:`appliance.slot.Slot.wipe_staging`."""
-        return self._overwrite(self._staging)
-
-    def _overwrite(self, blocks: list[torch.Tensor]) -> Overwritten:
-        for block in blocks:
-            self._fill(block)
-        total = sum(block.numel() for block in blocks)
-        return Overwritten(total, total, sum(count_nonzero_bytes(block) for block in blocks))
-
-    def _fill(self, block: torch.Tensor) -> None:
-        fill_zero(block)
+        return overwrite(self._staging, fill_zero)
