@@ -1,0 +1,94 @@
+"""The agent's view of one rank: what it loads, what it serves, what it wiped, and whether it is still there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from appliance.children import Child
+from appliance.errors import DeviceFault, ProtocolError
+from appliance.protocol import Message, Progress, RankFailed, RankStats, Resident, Wiped
+from attestation.errors import LetheError
+
+
+class RankError(LetheError):
+    """What a rank refused, in its own words and with its own exit status."""
+
+    def __init__(self, failed: RankFailed) -> None:
+        super().__init__(failed.code, found=failed.found, expected=failed.expected, hint=failed.hint)
+        self.exit_status = failed.exit_status  # type: ignore[misc]  # per instance, as the rank said
+
+
+class RankLink:
+    """Follows the messages of one rank.
+
+    Args:
+        child: the rank's process.
+        device: the device it fills.
+        on_fault: called once when the rank fails or vanishes, unless it was told to wipe.
+    """
+
+    def __init__(self, child: Child, device: str, on_fault: Callable[[LetheError], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self.child = child
+        self.device = device
+        self.progress = Progress(0, 0)
+        self.stats: RankStats | None = None
+        self.resident: asyncio.Future[Resident] = loop.create_future()
+        self.wiped: asyncio.Future[Wiped] = loop.create_future()
+        self._on_fault = on_fault
+        self._watch = loop.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        try:
+            while (message := await self.child.channel.receive()) is not None:
+                self._take(message)
+        except ProtocolError as error:
+            self._fault(error)
+        self._fault(
+            DeviceFault(
+                "rank.lost",
+                found=f"the process of {self.device} is gone",
+                expected="a running rank",
+                hint="its memory went back to the kernel unseen; see the journal, then start again with a new grant",
+            )
+        )
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case Progress():
+                self.progress = message
+            case RankStats():
+                self.stats = message
+            case Resident():
+                if not self.resident.done():
+                    self.resident.set_result(message)
+            case Wiped():
+                if not self.wiped.done():
+                    self.wiped.set_result(message)
+            case RankFailed():
+                self._fault(RankError(message))
+            case _:
+                self._fault(
+                    ProtocolError(
+                        "protocol.direction",
+                        found=type(message).__name__,
+                        expected="a message of a rank",
+                        hint="restart the agent",
+                    )
+                )
+
+    def _fault(self, error: LetheError) -> None:
+        first = not self.wiped.done() or not self.resident.done()
+        for future in (self.resident, self.wiped):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # whoever awaits it sees it; nobody awaiting is no fault
+        if first:
+            self._on_fault(error)
+
+    async def end(self, seconds: float) -> bool:
+        """Wait for the process to leave, kill it if it does not, and stop following it."""
+        left = await self.child.end(seconds)
+        self._watch.cancel()
+        return left
