@@ -97,7 +97,8 @@ def signed_by(envelope: bytes, kind: str, keys: Sequence[PublicKeys], *, limit: 
     payload, signatures = _open(envelope, kind, limit)
     message = pre_authentication_encoding(kind, payload)
     verified: list[str] = []
-    for key in keys:
+    # One key counts once, however often a caller lists it: a quorum must not be met by a repeated key.
+    for key in dict.fromkeys(keys):
         halves = (signatures.get(f"{key.key_id}#ml-dsa-87"), signatures.get(f"{key.key_id}#{key.algorithm}"))
         if halves == (None, None):
             continue

@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, mldsa
 
@@ -24,7 +24,7 @@ MLDSA87_SIGNATURE_BYTES = 4627
 _CLASSICAL_PUBLIC_BYTES: dict[str, int] = {"ecdsa-p384": 97, "ed25519": 32}
 CLASSICAL_SIGNATURE_LIMIT = 104
 
-# Bound into ML-DSA's own context string (FIPS 204, section 5.2), so a Lethe signature is never one for another protocol.
+# Bound into ML-DSA's context string (FIPS 204, section 5.2), so a Lethe signature is none for another protocol.
 CONTEXT = b"lethe/signature/v1"
 
 
@@ -167,7 +167,7 @@ class PrivateKeys:
         return HybridSignature(post_quantum, self._classical.sign(message, ec.ECDSA(hashes.SHA384())))
 
     def private_parts(self) -> tuple[bytes, bytes]:
-        """Give (ML-DSA seed of 32 bytes, PKCS #8 DER of the classical half), for the owner's encrypted key file only."""
+        """Give (ML-DSA seed of 32 bytes, PKCS #8 DER of the classical half), only for files that protect them."""
         der = self._classical.private_bytes(
             serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
@@ -183,13 +183,16 @@ class PrivateKeys:
         try:
             classical = serialization.load_der_private_key(der, None)
             post_quantum = mldsa.MLDSA87PrivateKey.from_seed_bytes(seed)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, UnsupportedAlgorithm):
             classical = None
-        if not isinstance(classical, ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey):
-            raise FormatError(
-                "key.private",
-                found="unreadable private key",
-                expected="ML-DSA-87 and P-384 or Ed25519",
-                hint="restore it",
-            )
-        return cls(post_quantum, classical)
+        # The curve is checked too: a P-256 key is also an "elliptic curve key", and its points have another length.
+        if isinstance(classical, ed25519.Ed25519PrivateKey) or (
+            isinstance(classical, ec.EllipticCurvePrivateKey) and isinstance(classical.curve, ec.SECP384R1)
+        ):
+            return cls(post_quantum, classical)
+        raise FormatError(
+            "key.private",
+            found="unreadable private key",
+            expected="ML-DSA-87 and P-384 or Ed25519",
+            hint="restore the key file from its backup",
+        )

@@ -37,15 +37,17 @@ def _whole(text: str) -> int:
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        _refuse("json.duplicate", f"member {twice!r} twice", "each member once")
+    members: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in members:
+            _refuse("json.duplicate", f"member {name[:64]!a} twice", "each member once")
+        members[name] = value
     return members
 
 
-_STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
+# A string runs to its closing quote or, unclosed, to the end, and possessive repeats never go back: a scan that started
+# again at every quote of an unclosed string would take quadratic time on hostile input.
+_STRUCTURE = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[{]|[\]}]', re.DOTALL)
 
 
 def _check_depth(text: str) -> None:
@@ -91,17 +93,43 @@ def loads(data: bytes, *, limit: int) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise FormatError(
             "json.syntax",
-            found=f"{error.msg.lower()} at offset {error.pos}",
+            found=f"{error.msg.lower().removesuffix(' at')} at offset {error.pos}",
             expected="JSON",
             hint="get the file again",
         ) from None
     if not isinstance(value, dict):
         _refuse("json.object", type(value).__name__, "an object")
+    if "\\u" in text:
+        _check_surrogates(value)
     return value
 
 
+def _check_surrogates(value: dict[str, Any]) -> None:
+    # Half a surrogate pair can be written as an escape, but has no UTF-8 form and breaks whoever prints it.
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        _refuse("json.utf8", "half of a surrogate pair", "whole characters")
+
+
+def _check_writable(value: object) -> None:
+    if isinstance(value, Mapping):
+        for member in value.values():
+            _check_writable(member)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _check_writable(item)
+    elif isinstance(value, float) or (isinstance(value, int) and abs(value) > MAX_SAFE_INTEGER):
+        raise TypeError(f"{value!r} has no form that strictjson.loads reads")
+
+
 def dumps(value: Mapping[str, Any]) -> bytes:
-    """Write an object in the one form: sorted keys, no spaces, UTF-8, no floats."""
+    """Write an object in the one form: sorted keys, no spaces, UTF-8, no floats.
+
+    Raises:
+        TypeError: the caller gave a value that ``loads`` would refuse.
+    """
+    _check_writable(value)
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8")
 
@@ -179,10 +207,19 @@ class Fields:
             _refuse("json.range", f"{len(value)} items in {self._where}.{name}", f"at most {limit}")
         return value
 
+    def mappings(self, name: str, *, limit: int) -> list[dict[str, Any]]:
+        """Read an array of at most ``limit`` objects."""
+        values = self.items(name, limit=limit)
+        for position, value in enumerate(values):
+            if not isinstance(value, dict):
+                _refuse("json.type", f"{self._where}.{name}[{position}] as {type(value).__name__}", "an object")
+        return values
+
     def end(self) -> None:
         """Refuse members that nothing has read."""
         if self._left:
-            _refuse("json.unknown", f"{self._where}.{min(self._left)}", "known members only")
+            # ascii(): a hostile name must not reach a terminal as control characters.
+            _refuse("json.unknown", f"{self._where} with {min(self._left)[:64]!a}", "known members only")
 
 
 def decode_b64(text: str, where: str, *, size: int | None = None, limit: int = 1 << 20) -> bytes:
