@@ -1,0 +1,352 @@
+"""The plan of a sealed bundle: which byte of which tensor lies where. Pure; it reads and writes nothing.
+
+Words: a *tile* is one tensor's share along its parallel dimension; a *column* is all tiles of one number; a *stream* is
+a continuous byte string: stream 0 the catalog, stream 1 what every rank needs, stream 2 + c column c. A *piece* is one
+tile in its stream. A stream is filled with zeros to whole segments and then cut into segments of one size, whatever the
+edges of tensors, so that lengths on the medium tell nothing of shapes (docs/adr/0003-continuous-streams.md). A
+*section* is a run of segments of one stream under one key.
+
+Rank r of R opens columns [rW/R, (r+1)W/R) and the common stream, so R = 1, 2, 4, 8 each read just their own bytes of
+every parallel tensor.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from provisioning.stheader import DTYPE_BITS, tensor_bytes
+
+CATALOG_STREAM: Final = 0
+COMMON_STREAM: Final = 1
+FIRST_COLUMN: Final = 2
+
+# Tiles begin on this; it is a multiple of every element size, and segments are multiples of it, so that no element is
+# split between two segments (6-bit elements, four in three bytes, are the exception and are viewed as bytes).
+ALIGNMENT: Final = 64
+MIN_SEGMENT: Final = 256 << 10
+MAX_SEGMENT: Final = 4 << 20
+MAX_TILES: Final = 64
+# 2^32 AES blocks of 16 bytes under one key: far inside what SP 800-38D allows.
+SECTION_BYTES: Final = 64 << 30
+
+# Scales of 8-bit floats and smaller cover blocks of this many elements; a tile's edge must not cut a block.
+QUANTIZATION_BLOCK: Final = 128
+
+_ROWS: Final = frozenset(
+    {
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "gate_proj",
+        "up_proj",
+        "w1",
+        "w3",
+        "q_b_proj",
+        "kv_b_proj",
+        "embed_tokens",
+        "lm_head",
+    }
+)
+_COLUMNS: Final = frozenset({"o_proj", "down_proj", "w2"})
+_EXPERT_STACKS: Final = frozenset({"gate_up_proj", "gate_proj", "up_proj", "down_proj"})
+# Parameters of one expert stack that checkpoints name without a dot.
+_STACK_SUFFIXES: Final = ("_blocks", "_scales", "_bias")
+_PARAMETERS: Final = frozenset(
+    {"weight", "bias", "weight_scale", "weight_scale_inv", "weight_packed", "weight_zero_point"}
+)
+
+
+def parallel_dimension(name: str, shape: Sequence[int]) -> int | None:
+    """Give the dimension that tensor parallelism cuts, by the names of Hugging Face checkpoints.
+
+    Column-parallel matrices and their biases are cut along dimension 0, row-parallel matrices along dimension 1,
+    experts stacked in one tensor along dimension 0, so that a tile is whole experts. What is not recognised is common:
+    every rank then opens it, which costs time but is never wrong.
+    """
+    parts = name.split(".")
+    if parts[-1] in _PARAMETERS and len(parts) > 1:
+        parts.pop()
+    module = parts[-1]
+    for suffix in _STACK_SUFFIXES:
+        module = module.removesuffix(suffix)
+    in_stack = len(parts) > 1 and parts[-2] == "experts" and module in _EXPERT_STACKS
+    dimension: int | None = None
+    if in_stack or parts[-1] in _ROWS:
+        dimension = 0 if shape else None
+    elif parts[-1] in _COLUMNS:
+        dimension = 1 if len(shape) > 1 else None
+    if dimension is None or shape[dimension] < 2:
+        return None
+    return dimension
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor as the catalog lists it.
+
+    Attributes:
+        name: its name in the checkpoint.
+        dtype: a key of ``stheader.DTYPE_BITS``.
+        shape: sizes in elements.
+        parallel: the dimension along which it is cut into tiles, or None for a common tensor.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    parallel: int | None
+
+    @classmethod
+    def plan(cls, name: str, dtype: str, shape: tuple[int, ...]) -> TensorSpec:
+        """Choose how a tensor is cut; one whose rows are no whole bytes (4 or 6 bits) is left whole."""
+        parallel = parallel_dimension(name, shape)
+        if parallel is not None and not _cuts_at_bytes(dtype, shape, parallel):
+            parallel = None
+        return cls(name, dtype, shape, parallel)
+
+    def check(self) -> str | None:
+        """Say what makes a layout of this tensor impossible, or None."""
+        if self.dtype not in DTYPE_BITS:
+            return "its dtype is unknown"
+        if tensor_bytes(self.dtype, self.shape) is None:
+            return "its size is no whole number of bytes"
+        if self.parallel is None:
+            return None
+        if not 0 <= self.parallel < len(self.shape) or self.shape[self.parallel] < 2:
+            return "it cannot be cut along that dimension"
+        if not _cuts_at_bytes(self.dtype, self.shape, self.parallel):
+            return "its tiles would cut a byte"
+        return None
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.shape) * DTYPE_BITS[self.dtype] // 8
+
+    @property
+    def outer(self) -> int:
+        """How many rows a tile has: the product of the sizes before the parallel dimension; 1 for a common tensor."""
+        return 1 if self.parallel is None else math.prod(self.shape[: self.parallel])
+
+    def edges(self, tiles: int) -> tuple[int, ...]:
+        """Give the ``tiles + 1`` edges along the parallel dimension, in elements.
+
+        Edges lie at equal shares of the quantization blocks (one element is a block where nothing is quantized), so
+        that a matrix and its block scales, which have one element for each block, are cut alike.
+        """
+        if self.parallel is None:
+            raise ValueError("a common tensor has no tiles")
+        size = self.shape[self.parallel]
+        block = _block(self.dtype)
+        blocks = -(-size // block)
+        return tuple(min(size, block * (blocks * tile // tiles)) for tile in range(tiles + 1))
+
+    def row_bytes(self, start: int, stop: int) -> int:
+        """Give the bytes of one row of the tile ``[start, stop)`` of the parallel dimension."""
+        if self.parallel is None:
+            return self.nbytes
+        return (stop - start) * math.prod(self.shape[self.parallel + 1 :]) * DTYPE_BITS[self.dtype] // 8
+
+
+def _block(dtype: str) -> int:
+    return QUANTIZATION_BLOCK if dtype.startswith("F") and DTYPE_BITS[dtype] <= 8 else 1
+
+
+def _cuts_at_bytes(dtype: str, shape: Sequence[int], parallel: int) -> bool:
+    inner = math.prod(shape[parallel + 1 :]) * DTYPE_BITS[dtype]
+    # The last tile's edge need not be on a block, so both a row and a block must be whole bytes.
+    return inner * shape[parallel] % 8 == 0 and inner * _block(dtype) % 8 == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One tile in its stream, contiguous and in row order.
+
+    Attributes:
+        tensor_index: which tensor of the layout.
+        tile_start: first element along the parallel dimension; 0 for a common tensor.
+        tile_stop: behind its last element; the size of dimension 0 for a common tensor, 1 for a scalar.
+        stream: in which stream it lies.
+        offset: its first byte in the stream, a multiple of ``ALIGNMENT``.
+        length: its bytes, at least one.
+    """
+
+    tensor_index: int
+    tile_start: int
+    tile_stop: int
+    stream: int
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One continuous plaintext byte string.
+
+    Attributes:
+        number: 0 catalog, 1 common, 2.. columns.
+        length: bytes up to the end of the last piece, before zeros fill the last segment.
+        pieces: what lies in it, by offset.
+    """
+
+    number: int
+    length: int
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A run of segments of one stream that share a key.
+
+    Attributes:
+        number: counted over the whole bundle; it enters the key.
+        stream: which stream it is cut from.
+        first: number of its first segment in the stream.
+        segments: how many segments.
+        base: number of its first segment in the bundle (in ``segments.idx``).
+    """
+
+    number: int
+    stream: int
+    first: int
+    segments: int
+    base: int
+
+
+class Layout:
+    """Where every byte of every tensor lies.
+
+    Args:
+        tensors: in the order in which they are laid out.
+        tiles: W, into how many tiles each parallel tensor is cut: a power of two, 1 to 64.
+
+    Raises:
+        ValueError: a tensor that cannot be laid out (``TensorSpec.check``), or a wrong number of tiles.
+    """
+
+    def __init__(self, tensors: Sequence[TensorSpec], tiles: int) -> None:
+        if not is_power_of_two(tiles, low=1, high=MAX_TILES):
+            raise ValueError(f"{tiles} tiles")
+        self.tensors = tuple(tensors)
+        self.tiles = tiles
+        pieces: list[list[Piece]] = [[] for _ in range(FIRST_COLUMN + tiles)]
+        ends = [0] * (FIRST_COLUMN + tiles)
+        for index, spec in enumerate(self.tensors):
+            if (trouble := spec.check()) is not None:
+                raise ValueError(f"tensor {index}: {trouble}")
+            for stream, start, stop, length in _tiles(spec, tiles):
+                if length:
+                    offset = -(-ends[stream] // ALIGNMENT) * ALIGNMENT
+                    pieces[stream].append(Piece(index, start, stop, stream, offset, length))
+                    ends[stream] = offset + length
+        self._streams = tuple(Stream(number, ends[number], tuple(pieces[number])) for number in range(len(ends)))
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """All streams by number; stream 0 is empty here, since the catalog holds the layout itself."""
+        return self._streams
+
+    def rank_streams(self, rank: int, world: int) -> tuple[int, ...]:
+        """Give the streams that rank ``rank`` of ``world`` opens, without the catalog: common, then its columns.
+
+        Raises:
+            ValueError: ``world`` does not divide the number of tiles, or there is no such rank.
+        """
+        return rank_streams(rank, world, tiles=self.tiles)
+
+    def descriptor_digest(self, section: Section, segment_size: int) -> bytes:
+        """Give the digest of what lies in a section, 48 bytes; it is bound into every segment of that section.
+
+        The digest of a section without pieces (the catalog's) is that of the empty list.
+        """
+        pieces = self.pieces_in(section, segment_size)
+        return descriptor_digest((self.tensors[piece.tensor_index], piece) for piece in pieces)
+
+    def pieces_in(self, section: Section, segment_size: int) -> tuple[Piece, ...]:
+        """Give the pieces of which at least one byte lies in a section."""
+        pieces = self._streams[section.stream].pieces
+        begin = section.first * segment_size
+        end = begin + section.segments * segment_size
+        # Pieces are in order, so the first one that matters is the first whose end is behind the section's begin.
+        low = bisect.bisect_right(pieces, begin, key=lambda piece: piece.offset + piece.length)
+        high = bisect.bisect_left(pieces, end, key=lambda piece: piece.offset)
+        return pieces[low:high]
+
+
+def _tiles(spec: TensorSpec, tiles: int) -> Iterable[tuple[int, int, int, int]]:
+    """Give (stream, tile start, tile stop, bytes) of each tile."""
+    if spec.parallel is None:
+        yield COMMON_STREAM, 0, spec.shape[0] if spec.shape else 1, spec.nbytes
+        return
+    edges = spec.edges(tiles)
+    for column in range(tiles):
+        start, stop = edges[column], edges[column + 1]
+        yield FIRST_COLUMN + column, start, stop, spec.outer * spec.row_bytes(start, stop)
+
+
+def is_power_of_two(number: int, *, low: int, high: int) -> bool:
+    """Say whether ``number`` is a power of two in ``low..high``."""
+    return low <= number <= high and number & (number - 1) == 0
+
+
+def rank_streams(rank: int, world: int, *, tiles: int) -> tuple[int, ...]:
+    """Give the streams of one rank without the catalog; see :meth:`Layout.rank_streams`."""
+    if world < 1 or tiles % world or not 0 <= rank < world:
+        raise ValueError(f"rank {rank} of {world} over {tiles} tiles")
+    share = tiles // world
+    return (COMMON_STREAM, *range(FIRST_COLUMN + rank * share, FIRST_COLUMN + (rank + 1) * share))
+
+
+def segment_count(length: int, segment_size: int) -> int:
+    """Give how many segments a stream of ``length`` bytes takes."""
+    return -(-length // segment_size)
+
+
+def cut_sections(
+    counts: Sequence[int], segment_size: int, *, section_bytes: int = SECTION_BYTES
+) -> tuple[Section, ...]:
+    """Cut streams into sections.
+
+    Args:
+        counts: segments of each stream, by stream number.
+        segment_size: bytes of a segment.
+        section_bytes: most bytes of a section.
+    """
+    most = section_bytes // segment_size
+    sections: list[Section] = []
+    base = 0
+    for stream, count in enumerate(counts):
+        for first in range(0, count, most):
+            segments = min(most, count - first)
+            sections.append(Section(len(sections), stream, first, segments, base))
+            base += segments
+    return tuple(sections)
+
+
+_DESCRIPTOR_LABEL: Final = b"lethe/bundle/v1/tiles\0"
+
+
+def descriptor_digest(items: Iterable[tuple[TensorSpec, Piece]]) -> bytes:
+    """Give SHA-384 over the canonical list of pieces (docs/spec/bundle.md, "Tile descriptor")."""
+    digest = hashlib.sha384(_DESCRIPTOR_LABEL)
+    for spec, piece in items:
+        name = spec.name.encode()
+        dtype = spec.dtype.encode()
+        digest.update(
+            struct.pack(
+                "<HBBB", len(name), len(dtype), len(spec.shape), 0xFF if spec.parallel is None else spec.parallel
+            )
+        )
+        digest.update(name + dtype)
+        digest.update(
+            struct.pack(
+                f"<{len(spec.shape) + 4}Q", *spec.shape, piece.tile_start, piece.tile_stop, piece.offset, piece.length
+            )
+        )
+    return digest.digest()
