@@ -47,9 +47,14 @@ def sign(kind: str, payload: bytes, signers: Sequence[PrivateKeys]) -> bytes:
     return strictjson.dumps({"payloadType": payload_type(kind), "payload": b64(payload), "signatures": entries})
 
 
+def envelope_limit(limit: int) -> int:
+    """Give the largest size in bytes of an envelope around a payload of at most ``limit`` bytes."""
+    return limit * 2 + MAX_SIGNATURES * 8192
+
+
 def _open(envelope: bytes, kind: str, limit: int) -> tuple[bytes, dict[str, bytes]]:
     """Read an envelope's frame: (payload bytes still unverified, signatures by keyid)."""
-    fields = Fields(strictjson.loads(envelope, limit=limit * 2 + MAX_SIGNATURES * 8192), "envelope")
+    fields = Fields(strictjson.loads(envelope, limit=envelope_limit(limit)), "envelope")
     found = fields.text("payloadType", limit=128)
     if found != payload_type(kind):
         raise FormatError(

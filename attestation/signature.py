@@ -174,7 +174,7 @@ class PrivateKeys:
         return self._post_quantum.private_bytes_raw(), der
 
     @classmethod
-    def from_private_parts(cls, seed: bytes, der: bytes) -> PrivateKeys:
+    def from_private_parts(cls, seed: bytes | memoryview, der: bytes | memoryview) -> PrivateKeys:
         """Rebuild a pair from ``private_parts``.
 
         Raises:

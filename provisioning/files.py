@@ -1,0 +1,154 @@
+"""Files in and out: read whole within a bound, written whole or not at all, and never over another file.
+
+Only ciphertext, signed objects and the owner's encrypted key files pass through here.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from pathlib import Path
+from typing import NoReturn
+
+from provisioning.errors import InputFailed, OutputFailed
+
+
+def read_bounded(path: Path, *, limit: int) -> bytes:
+    """Read a regular file of at most ``limit`` bytes.
+
+    Raises:
+        InputFailed: ``input.missing``, ``input.kind``, ``input.size`` or ``input.failed``.
+    """
+    try:
+        # Non-blocking, so that a pipe in place of the file is refused and not waited for.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        _input_failed(path, error)
+    with os.fdopen(descriptor, "rb") as stream:
+        if not os.path.isfile(descriptor):  # noqa: PTH113 - pathlib cannot look at an open descriptor
+            raise InputFailed(
+                "input.kind", found=f"{path} is no regular file", expected="a file", hint="check the path"
+            )
+        try:
+            data = stream.read(limit + 1)
+        except OSError as error:
+            _input_failed(path, error)
+    if len(data) > limit:
+        raise InputFailed(
+            "input.size",
+            found=f"{path} of more than {limit} bytes",
+            expected=f"at most {limit} bytes",
+            hint="this is probably another kind of file; check the path",
+        )
+    return data
+
+
+def _input_failed(path: Path, error: OSError) -> NoReturn:
+    missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
+    raise InputFailed(
+        "input.missing" if missing else "input.failed",
+        found=f"{path}: {(error.strerror or 'unreadable').lower()}",
+        expected="a readable file",
+        hint="check the path and its permissions",
+    ) from None
+
+
+def refuse_existing(path: Path) -> None:
+    """Refuse early what :func:`write_new` would refuse late.
+
+    Raises:
+        OutputFailed: ``output.exists``.
+    """
+    if os.path.lexists(path):
+        raise _exists(path)
+
+
+def _exists(path: Path) -> OutputFailed:
+    return OutputFailed(
+        "output.exists",
+        found=f"{path} is already there",
+        expected="a new file name",
+        hint="choose another name, or move the old file away",
+    )
+
+
+def write_new(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Write a new file: complete and synced, or absent.
+
+    The bytes go to a sibling first; its link to the final name is the step that publishes it, and that step fails if
+    the name is taken.
+
+    Raises:
+        OutputFailed: ``output.exists`` when the name is taken, ``output.failed`` for every other reason.
+    """
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(descriptor)
+            _publish(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+        sync_directory(path.parent)
+    except FileExistsError:
+        raise _exists(path) from None
+    except OSError as error:
+        raise OutputFailed(
+            "output.failed",
+            found=f"{path}: {(error.strerror or 'not written').lower()}",
+            expected="room and permission to write",
+            hint="check the disk and the directory; nothing was left behind",
+        ) from None
+
+
+def _publish(part: Path, path: Path) -> None:
+    try:
+        os.link(part, path)
+    except OSError as error:
+        # FAT on a USB stick has no links: take the name first, then replace what is our own empty file.
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        part.replace(path)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make names made in a directory survive a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network and FUSE file systems cannot sync directories; the file itself is synced.
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def make_private_directory(directory: Path) -> None:
+    """Make a directory for keys, mode 0700, or take an existing one that only its owner can enter.
+
+    Raises:
+        OutputFailed: ``output.failed``, or ``output.mode`` when others can enter it.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = directory.stat().st_mode & 0o777
+    except OSError as error:
+        raise OutputFailed(
+            "output.failed",
+            found=f"{directory}: {(error.strerror or 'not made').lower()}",
+            expected="a directory for keys",
+            hint="check the path and its permissions",
+        ) from None
+    if mode & 0o077:
+        raise OutputFailed(
+            "output.mode",
+            found=f"{directory} with mode {mode:04o}",
+            expected="mode 0700",
+            hint=f"chmod 0700 {directory}, or name a new directory",
+        )
