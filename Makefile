@@ -82,7 +82,7 @@ build/tools/.stamp: requirements/pip.txt requirements/build.txt
 lock: build/tools/.stamp ## write requirements/*.txt again; UPGRADE=--upgrade takes newer versions
 	UV=build/tools/bin/uv UPGRADE=$(UPGRADE) requirements/lock.sh
 
-install-owner: wheel ## install lethe-owner into PREFIX (/opt/lethe): no torch, some 20 MB
+install-owner: wheel ## install lethe-owner into PREFIX (/opt/lethe): no torch, 45 MB in all
 	$(PYTHON) -m venv $(PREFIX)
 	$(PREFIX)/bin/python -m pip $(PIP_INSTALL) -r requirements/pip.txt
 	$(PREFIX)/bin/python -m pip $(PIP_INSTALL) -r requirements/owner.txt

@@ -47,5 +47,5 @@ compile torch-cuda.txt "$work/torch.in" "${pure_packages[@]/#/--no-emit-package=
 compile torch.txt "$work/torch.in" --no-deps
 # Both builds have one version number for pip, so one line names the files of both.
 for hash in "${torch_cpu_hashes[@]}"; do
-    sed -i "0,/--hash=/s/    --hash=/    --hash=$hash \\\\\n    --hash=/" requirements/torch.txt
+    grep -qF -- "$hash" requirements/torch.txt || sed -i "0,/--hash=/s/    --hash=/    --hash=$hash \\\\\n    --hash=/" requirements/torch.txt
 done
