@@ -20,20 +20,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from provisioning.geometry import (
+    COMMON_STREAM,
+    FIRST_COLUMN,
+    MAX_TILES,
+    Section,
+    is_power_of_two,
+    rank_streams,
+    segment_count,
+)
 from provisioning.stheader import DTYPE_BITS, tensor_bytes
-
-CATALOG_STREAM: Final = 0
-COMMON_STREAM: Final = 1
-FIRST_COLUMN: Final = 2
 
 # Tiles begin on this; it is a multiple of every element size, and segments are multiples of it, so that no element is
 # split between two segments (6-bit elements, four in three bytes, are the exception and are viewed as bytes).
 ALIGNMENT: Final = 64
-MIN_SEGMENT: Final = 256 << 10
-MAX_SEGMENT: Final = 4 << 20
-MAX_TILES: Final = 64
-# 2^32 AES blocks of 16 bytes under one key: far inside what SP 800-38D allows.
-SECTION_BYTES: Final = 64 << 30
 
 # Scales of 8-bit floats and smaller cover blocks of this many elements; a tile's edge must not cut a block.
 QUANTIZATION_BLOCK: Final = 128
@@ -200,25 +200,6 @@ class Stream:
     pieces: tuple[Piece, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A run of segments of one stream that share a key.
-
-    Attributes:
-        number: counted over the whole bundle; it enters the key.
-        stream: which stream it is cut from.
-        first: number of its first segment in the stream.
-        segments: how many segments.
-        base: number of its first segment in the bundle (in ``segments.idx``).
-    """
-
-    number: int
-    stream: int
-    first: int
-    segments: int
-    base: int
-
-
 class Layout:
     """Where every byte of every tensor lies.
 
@@ -260,6 +241,11 @@ class Layout:
         """
         return rank_streams(rank, world, tiles=self.tiles)
 
+    def stream_segments(self, catalog_bytes: int, segment_size: int) -> tuple[int, ...]:
+        """Give the segments of each stream, as the manifest must state them."""
+        lengths = (catalog_bytes, *(stream.length for stream in self._streams[COMMON_STREAM:]))
+        return tuple(segment_count(length, segment_size) for length in lengths)
+
     def descriptor_digest(self, section: Section, segment_size: int) -> bytes:
         """Give the digest of what lies in a section, 48 bytes; it is bound into every segment of that section.
 
@@ -288,45 +274,6 @@ def _tiles(spec: TensorSpec, tiles: int) -> Iterable[tuple[int, int, int, int]]:
     for column in range(tiles):
         start, stop = edges[column], edges[column + 1]
         yield FIRST_COLUMN + column, start, stop, spec.outer * spec.row_bytes(start, stop)
-
-
-def is_power_of_two(number: int, *, low: int, high: int) -> bool:
-    """Say whether ``number`` is a power of two in ``low..high``."""
-    return low <= number <= high and number & (number - 1) == 0
-
-
-def rank_streams(rank: int, world: int, *, tiles: int) -> tuple[int, ...]:
-    """Give the streams of one rank without the catalog; see :meth:`Layout.rank_streams`."""
-    if world < 1 or tiles % world or not 0 <= rank < world:
-        raise ValueError(f"rank {rank} of {world} over {tiles} tiles")
-    share = tiles // world
-    return (COMMON_STREAM, *range(FIRST_COLUMN + rank * share, FIRST_COLUMN + (rank + 1) * share))
-
-
-def segment_count(length: int, segment_size: int) -> int:
-    """Give how many segments a stream of ``length`` bytes takes."""
-    return -(-length // segment_size)
-
-
-def cut_sections(
-    counts: Sequence[int], segment_size: int, *, section_bytes: int = SECTION_BYTES
-) -> tuple[Section, ...]:
-    """Cut streams into sections.
-
-    Args:
-        counts: segments of each stream, by stream number.
-        segment_size: bytes of a segment.
-        section_bytes: most bytes of a section.
-    """
-    most = section_bytes // segment_size
-    sections: list[Section] = []
-    base = 0
-    for stream, count in enumerate(counts):
-        for first in range(0, count, most):
-            segments = min(most, count - first)
-            sections.append(Section(len(sections), stream, first, segments, base))
-            base += segments
-    return tuple(sections)
 
 
 _DESCRIPTOR_LABEL: Final = b"lethe/bundle/v1/tiles\0"

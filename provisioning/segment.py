@@ -5,8 +5,8 @@ XOR its number in the section; so no call takes a nonce, and a bundle key is nev
 data bind a segment to its bundle, section, number, count, length and to the plan of its section: a segment that was
 swapped, repeated, cut or taken from another bundle does not open (docs/spec/bundle.md).
 
-The library writes the whole plaintext into the buffer before it knows that the tag is wrong, so the opener overwrites the
-buffer before it raises. AEAD objects hold a copy of the key: they live inside a ``with`` block, and are dropped with it.
+The library writes the whole plaintext into the buffer before it knows that the tag is wrong, so the opener overwrites
+the buffer before it raises. AEAD objects hold a copy of the key: they live inside a ``with`` block, and go with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from provisioning.errors import BundleDamaged, KeyRefused
-from provisioning.layout import Section
+from provisioning.geometry import Section
 from provisioning.secret import SecretBytes
 
 SUITE: Final = "AES-256-GCM/HKDF-SHA384"
@@ -41,8 +41,8 @@ _SEGMENT_LABEL: Final = b"lethe/bundle/v1/segment\0"
 def commitment(key: memoryview, bundle_id: bytes) -> bytes:
     """Give the key-commitment value of a bundle key, 48 bytes.
 
-    GCM does not commit to a key: a ciphertext can be made that opens under two. This value in the signed manifest ties a
-    bundle to one key, and it tells a wrong key from a damaged bundle before the first segment is opened.
+    GCM does not commit to a key: a ciphertext can be made that opens under two. This value in the signed manifest ties
+    a bundle to one key, and it tells a wrong key from a damaged bundle before the first segment is opened.
     """
     _check_sizes(key, bundle_id)
     derived = bytearray(COMMITMENT_BYTES)

@@ -2,7 +2,7 @@
 
 Layout of a file: 8 bytes, little endian, the header's length N; N bytes of UTF-8 JSON that begin with ``{`` and may end
 in spaces; then the data. Every freedom that the rules leave is removed here, because two readers that differ on one
-file are an attack: names occur once, tensors neither overlap nor leave holes, and the last one ends where the file ends.
+file are an attack: names occur once, tensors neither overlap nor leave holes, the last one ends where the file ends.
 The ``safetensors`` package is the second opinion that the command line asks for (provisioning/cli/bundle.py).
 """
 
