@@ -13,6 +13,7 @@ both end with the process (docs/limitations.md).
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Protocol
@@ -73,7 +74,7 @@ class _CudaTicket:
         self._event = event
 
     def done(self) -> bool:
-        return bool(self._event.query())
+        return bool(self._event.query())  # type: ignore[no-untyped-call]  # torch gives it no annotation
 
     def wait(self) -> None:
         self._event.synchronize()
@@ -83,14 +84,14 @@ class _CudaStream:
     """A stream of torch."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch gives it no annotation
 
     def run(self, work: Callable[[], None]) -> None:
         with torch.cuda.stream(self._stream):
             work()
 
     def mark(self) -> Ticket:
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no annotation
         event.record(self._stream)
         return _CudaTicket(event)
 
@@ -227,7 +228,9 @@ class CudaSlot:
     def zeroize(self) -> Overwritten:
         """Overwrite and read back; see :meth:`appliance.slot.Slot.zeroize`."""
         self._zeroized = True
-        self._port.synchronize()
+        # A device that has failed must not keep its other blocks, or the staging memory, from being overwritten.
+        with contextlib.suppress(RuntimeError):
+            self._port.synchronize()
         return overwrite(self._blocks, fill_zero)
 
     def wipe_staging(self) -> Overwritten:

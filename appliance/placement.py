@@ -1,0 +1,203 @@
+"""Where the plaintext of a stream goes: from bytes of a stream to elements of destination tensors.
+
+A piece is one tile of a tensor, contiguous in its stream in row order. Its destination is a ``[rows, columns]`` view of
+the rank's tensor: for a tile cut along dimension 0 one long row, for one cut along a later dimension a strided block.
+A run of a stream may begin and end inside a row, so one piece needs at most three copies: the rest of a first
+row, whole rows, the start of a last row. Where the destination has another floating type, the copy converts.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from appliance.errors import ModelUnsupported
+from provisioning.layout import Layout, Piece, TensorSpec
+
+# Names of safetensors to torch; the sub-byte types have no tensors in torch and are refused.
+TORCH_DTYPES: dict[str, torch.dtype] = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The destination of one piece.
+
+    Attributes:
+        start: its first byte in the stream.
+        stop: behind its last byte.
+        dtype: of the elements in the stream.
+        block: where they go, ``[rows, columns]``, in the destination's dtype.
+    """
+
+    start: int
+    stop: int
+    dtype: torch.dtype
+    block: torch.Tensor
+
+
+def plan(
+    layout: Layout,
+    *,
+    rank: int,
+    world: int,
+    destinations: Mapping[str, torch.Tensor],
+    skip: Callable[[str], bool],
+) -> dict[int, tuple[Target, ...]]:
+    """Give the targets of every stream of a rank, by stream number and in order of their bytes.
+
+    Args:
+        layout: of the sealed catalog.
+        rank, world: which part of the model.
+        destinations: tensor name to the rank's tensor, of the rank's local shape.
+        skip: says of a tensor of the bundle that the model does not need it.
+
+    Raises:
+        ModelUnsupported: ``load.tensor.missing``, ``load.tensor.unexpected``, ``load.tensor.shape``,
+            ``load.tensor.dtype``.
+    """
+    wanted = [spec for spec in layout.tensors if not skip(spec.name)]
+    _match_names({spec.name for spec in wanted}, set(destinations))
+    chosen = {spec.name for spec in wanted}
+    starts = {}
+    for spec in wanted:
+        starts[spec.name], shape = local_shape(spec, tiles=layout.tiles, rank=rank, world=world)
+        _match_tensor(spec, shape, destinations[spec.name])
+    targets: dict[int, tuple[Target, ...]] = {}
+    for stream in layout.rank_streams(rank, world):
+        pieces = ((piece, layout.tensors[piece.tensor_index]) for piece in layout.streams[stream].pieces)
+        targets[stream] = tuple(
+            _target(piece, spec, destinations[spec.name], starts[spec.name])
+            for piece, spec in pieces
+            if spec.name in chosen
+        )
+    return targets
+
+
+def local_shape(spec: TensorSpec, *, tiles: int, rank: int, world: int) -> tuple[int, tuple[int, ...]]:
+    """Give where a rank's part of a tensor begins along the parallel dimension, and the shape of the part."""
+    if spec.parallel is None:
+        return 0, spec.shape
+    edges = spec.edges(tiles)
+    start, stop = edges[rank * tiles // world], edges[(rank + 1) * tiles // world]
+    return start, (*spec.shape[: spec.parallel], stop - start, *spec.shape[spec.parallel + 1 :])
+
+
+def _match_names(offered: set[str], wanted: set[str]) -> None:
+    if missing := sorted(wanted - offered):
+        raise ModelUnsupported(
+            "load.tensor.missing",
+            found=f"a bundle without {_some(missing)}",
+            expected="every tensor of the model",
+            hint="ask the owner for a bundle of the whole model",
+        )
+    if unexpected := sorted(offered - wanted):
+        raise ModelUnsupported(
+            "load.tensor.unexpected",
+            found=f"{_some(unexpected)} in the bundle, which the engine does not use",
+            expected="only tensors of the model",
+            hint="the engine may be older than the model; update the appliance",
+        )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _match_tensor(spec: TensorSpec, shape: tuple[int, ...], destination: torch.Tensor) -> None:
+    if tuple(destination.shape) != shape:
+        raise ModelUnsupported(
+            "load.tensor.shape",
+            found=f"{spec.name} {list(destination.shape)} in the engine",
+            expected=f"{list(shape)}, as the bundle has it",
+            hint="config.json does not fit the tensors; ask the owner for a sound bundle",
+        )
+    dtype = TORCH_DTYPES.get(spec.dtype)
+    # A number of one kind must not silently become one of another: scales and packed weights are no plain floats.
+    if dtype is None or (dtype != destination.dtype and not (_converts(dtype) and _converts(destination.dtype))):
+        raise ModelUnsupported(
+            "load.tensor.dtype",
+            found=f"{spec.name} of type {spec.dtype}",
+            expected=f"{destination.dtype}, or a floating type of 16 bits or more",
+            hint="this engine runs unquantized models; ask the owner for such a bundle",
+        )
+
+
+def _converts(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype.itemsize >= 2
+
+
+def _target(piece: Piece, spec: TensorSpec, destination: torch.Tensor, start: int) -> Target:
+    if spec.parallel is None:
+        block = destination.view(1, -1)
+    else:
+        part = destination.narrow(spec.parallel, piece.tile_start - start, piece.tile_stop - piece.tile_start)
+        block = part.view(1, -1) if spec.outer == 1 else part.flatten(spec.parallel).flatten(0, spec.parallel - 1)
+    return Target(piece.offset, piece.offset + piece.length, TORCH_DTYPES[spec.dtype], block)
+
+
+def place(targets: tuple[Target, ...], start: int, plain: torch.Tensor) -> None:
+    """Copy opened bytes of a stream to where they belong; zeros between pieces and skipped tensors are left out.
+
+    Args:
+        targets: of the stream, in order of their bytes.
+        start: the stream's byte at ``plain[0]``.
+        plain: ``[bytes] uint8``, on the destinations' device; a multiple of 64 bytes.
+    """
+    stop = start + plain.numel()
+    first = bisect.bisect_right(targets, start, key=_stop)
+    for target in _from(targets, first):
+        if target.start >= stop:
+            return
+        low, high = max(start, target.start), min(stop, target.stop)
+        elements = plain[low - start : high - start].view(target.dtype)
+        _copy(target.block, (low - target.start) // target.dtype.itemsize, elements)
+
+
+def _stop(target: Target) -> int:
+    return target.stop
+
+
+def _from(targets: tuple[Target, ...], first: int) -> Iterable[Target]:
+    return (targets[index] for index in range(first, len(targets)))
+
+
+def _copy(block: torch.Tensor, start: int, elements: torch.Tensor) -> None:
+    """Write elements into a ``[rows, columns]`` block, from its element ``start`` on in row order."""
+    columns = block.shape[1]
+    row, column = divmod(start, columns)
+    if column or elements.numel() < columns:
+        head = min(columns - column, elements.numel())
+        block[row, column : column + head].copy_(elements[:head], non_blocking=True)
+        elements = elements[head:]
+        row += 1
+    rows, rest = divmod(elements.numel(), columns)
+    if rows:
+        block[row : row + rows].copy_(elements[: rows * columns].view(rows, columns), non_blocking=True)
+    if rest:
+        block[row + rows, :rest].copy_(elements[rows * columns :], non_blocking=True)
+
+
+def local_bytes(layout: Layout, *, rank: int, world: int, skip: Callable[[str], bool]) -> int:
+    """Give the bytes of the tensors that a rank keeps, in the bundle's own types."""
+    return sum(
+        math.prod(local_shape(spec, tiles=layout.tiles, rank=rank, world=world)[1]) * TORCH_DTYPES[spec.dtype].itemsize
+        for spec in layout.tensors
+        if not skip(spec.name)
+    )

@@ -1,0 +1,130 @@
+"""Read runs of ciphertext from the files of a bundle into staging memory.
+
+A file that is not in the page cache is read past it (``O_DIRECT``): the cache would cost a copy of every byte, and more
+CPU time than the decryption. A file that is mostly there already is read through it. Which of the two a file is, is
+looked at once, before the load. Only ciphertext passes here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+from appliance import pages
+from provisioning.errors import BundleDamaged
+
+# A file is looked at through this many windows of this many pages, so that a look at 64 GiB costs no more than one at
+# 64 MiB.
+_WINDOWS = 64
+_WINDOW_PAGES = 16
+# Above this share of cached pages the cache wins.
+_WARM = 0.5
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+
+
+def cached_share(descriptor: int, size: int) -> float:
+    """Estimate which share of a file is in the page cache, 0 to 1; 1 where the kernel does not tell."""
+    window = _WINDOW_PAGES * pages.PAGE
+    step = max(window, size // _WINDOWS // pages.PAGE * pages.PAGE)
+    seen = cached = 0
+    for start in range(0, size, step):
+        length = min(window, size - start)
+        with mmap.mmap(
+            descriptor, length, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE, offset=start
+        ) as view:
+            residency = (ctypes.c_ubyte * -(-length // pages.PAGE))()
+            if _libc.mincore(pages.address(view), length, residency) != 0:
+                return 1.0
+        seen += len(residency)
+        cached += sum(page & 1 for page in residency)
+    return cached / seen if seen else 1.0
+
+
+def _direct(descriptor: int) -> int | None:
+    """Open the same file again for direct reads; None where its filesystem has none."""
+    try:
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
+class Reader:
+    """The data files of a bundle, open for reading by several threads at once.
+
+    Args:
+        files: number of a file to its open descriptor, which stays the caller's.
+    """
+
+    def __init__(self, files: Mapping[int, int]) -> None:
+        self._files = dict(files)
+        self._sizes = {number: os.fstat(descriptor).st_size for number, descriptor in files.items()}
+        self._direct: dict[int, int] = {}
+        for number, descriptor in files.items():
+            if cached_share(descriptor, self._sizes[number]) < _WARM and (direct := _direct(descriptor)) is not None:
+                self._direct[number] = direct
+
+    def read(self, file: int, offset: int, view: memoryview, length: int) -> None:
+        """Fill the first ``length`` bytes of ``view`` from a file.
+
+        Args:
+            file: number of the file.
+            offset: where in it, a multiple of the page size.
+            view: page-aligned memory with room for ``length`` rounded up to whole pages.
+            length: how many bytes.
+
+        Raises:
+            BundleDamaged: ``bundle.read`` when the file ends early or the medium fails.
+        """
+        direct = self._direct.get(file)
+        try:
+            if direct is not None:
+                padded = pages.round_up(length, pages.PAGE)
+                done = _fill(lambda at: os.preadv(direct, [view[at:padded]], offset + at), length)
+            else:
+                done = _fill(lambda at: os.preadv(self._files[file], [view[at:length]], offset + at), length)
+        except OSError as error:
+            raise _unreadable(file, offset, error.strerror or "an error") from None
+        if done < length:
+            raise _unreadable(file, offset, f"only {done} of {length} bytes")
+
+    @property
+    def direct_files(self) -> int:
+        """How many files are read past the page cache."""
+        return len(self._direct)
+
+    def close(self) -> None:
+        """Close what was opened here."""
+        while self._direct:
+            os.close(self._direct.popitem()[1])
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _fill(pread: Callable[[int], int], length: int) -> int:
+    done = 0
+    while done < length:
+        count = pread(done)
+        if count == 0:
+            break
+        done += count
+    return done
+
+
+def _unreadable(file: int, offset: int, found: str) -> BundleDamaged:
+    return BundleDamaged(
+        "bundle.read",
+        found=f"{found} at byte {offset} of data file {file}",
+        expected="readable ciphertext",
+        hint="run lethe-owner verify on the bundle; copy it again from its medium",
+    )

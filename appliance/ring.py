@@ -1,0 +1,100 @@
+"""The ring: the only host memory that ever holds plaintext weights.
+
+It is cut into cells. A cell takes a run of ciphertext from a reader, is opened in place, handed to a device, and wiped.
+The ring counts the plaintext bytes that are alive in it and their peak; the peak can never pass the ring's
+capacity because there is no other place to open a segment in.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+import torch
+
+from appliance import pages
+from appliance.errors import ConfigError
+from appliance.slot import Slot
+
+TAG_BYTES = 16
+
+
+class Cell:
+    """One place of the ring: ``capacity`` bytes for segments and a page behind them for the last tag.
+
+    Attributes:
+        view: all of its bytes, writable.
+        staged: the same memory as ``[bytes] uint8``, for a device.
+    """
+
+    __slots__ = ("_alive", "_ring", "staged", "view")
+
+    def __init__(self, ring: Ring, block: torch.Tensor) -> None:
+        self._ring = ring
+        self._alive = 0
+        self.staged = block
+        self.view = block.numpy().data
+
+    def opening(self, nbytes: int) -> None:
+        """Count ``nbytes`` as plaintext from now on; called before they are decrypted."""
+        self._alive += nbytes
+        self._ring.count(nbytes)
+
+    def wipe(self) -> None:
+        """Overwrite the whole cell; its plaintext is no longer alive."""
+        ctypes.memset(self.staged.data_ptr(), 0, len(self.view))
+        self._ring.count(-self._alive)
+        self._alive = 0
+
+
+class Ring:
+    """Locked staging memory of a slot, in cells.
+
+    Args:
+        slot: gives the memory.
+        ring_bytes: most plaintext that may be in host memory at once.
+        cell_bytes: plaintext capacity of one cell, a multiple of the page size.
+
+    Raises:
+        ConfigError: ``ring.size`` when not even one cell fits, ``ring.memlock`` when the memory cannot be locked.
+    """
+
+    def __init__(self, slot: Slot, *, ring_bytes: int, cell_bytes: int) -> None:
+        count = ring_bytes // cell_bytes
+        if count < 1:
+            raise ConfigError(
+                "ring.size",
+                found=f"a ring of {ring_bytes} bytes",
+                expected=f"at least {cell_bytes}, one segment of this bundle",
+                hint="raise loading.ring_mib",
+            )
+        # A page more than the segments, so that every cell starts on a page and a tag fits behind the last segment.
+        stride = pages.round_up(cell_bytes, pages.PAGE) + pages.PAGE
+        self.bytes = count * stride
+        self.cell_bytes = cell_bytes
+        self._lock = threading.Lock()
+        self._alive = 0
+        self._peak = 0
+        self._memory = slot.staging(self.bytes)
+        self.cells = tuple(Cell(self, self._memory[n * stride : (n + 1) * stride]) for n in range(count))
+
+    @property
+    def alive_bytes(self) -> int:
+        """Plaintext in the ring now."""
+        return self._alive
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most plaintext that was in the ring at once."""
+        return self._peak
+
+    def count(self, nbytes: int) -> None:
+        """Note that plaintext appeared, or with a negative number was overwritten."""
+        with self._lock:
+            self._alive += nbytes
+            self._peak = max(self._peak, self._alive)
+
+    def wipe(self) -> None:
+        """Overwrite every cell. No thread may be using one."""
+        for cell in self.cells:
+            cell.wipe()
