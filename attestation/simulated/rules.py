@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from attestation.result import SIMULATED_PLATFORM
 from attestation.rule import RuleSpec
 
-PLATFORM: Final = "simulated"
+PLATFORM: Final = SIMULATED_PLATFORM
 
 DIGEST_BYTES: Final = 48
 IDENTITY_BYTES: Final = 32
