@@ -279,6 +279,11 @@ class Admit(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Drain(Message):
+    """Refuse new requests with 503 and let the running ones finish; ApiStats.active says how many are left."""
+
+
+@dataclass(frozen=True, slots=True)
 class ApiStats(Message):
     """Counters of the API, sent about once a second. Numbers only."""
 
@@ -404,7 +409,9 @@ class Channel:
     def __enter__(self) -> Channel:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
         self.close()
 
 

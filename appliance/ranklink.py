@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TypeVar
 
 from appliance.children import Child
 from appliance.errors import DeviceFault, ProtocolError
 from appliance.protocol import Message, Progress, RankFailed, RankStats, Resident, Wiped
 from attestation.errors import LetheError
+
+_Report = TypeVar("_Report", Resident, Wiped)
 
 
 class RankError(LetheError):
@@ -87,8 +90,23 @@ class RankLink:
         if first:
             self._on_fault(error)
 
+    @property
+    def loaded(self) -> Resident | None:
+        """Give the rank's report of its load, once there is one."""
+        return _result_of(self.resident)
+
+    @property
+    def overwritten(self) -> Wiped | None:
+        """Give the rank's report of its wipe, once there is one."""
+        return _result_of(self.wiped)
+
     async def end(self, seconds: float) -> bool:
         """Wait for the process to leave, kill it if it does not, and stop following it."""
         left = await self.child.end(seconds)
         self._watch.cancel()
         return left
+
+
+def _result_of(future: asyncio.Future[_Report]) -> _Report | None:
+    done = future.done() and not future.cancelled() and future.exception() is None
+    return future.result() if done else None

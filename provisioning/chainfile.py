@@ -152,6 +152,11 @@ class _Chain:
         return lines[-1]
 
 
+def _write_whole(descriptor: int, line: bytes) -> None:
+    if os.write(descriptor, line) != len(line):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def _nothing(_: Record) -> None:
     """Note nothing."""
 
@@ -286,8 +291,7 @@ class ChainFile:
         record = Record(len(self._chain.records), at, event, detail, self._chain.head)
         line = record.as_line() + b"\n"
         try:
-            if os.write(self._descriptor, line) != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            _write_whole(self._descriptor, line)
             os.fsync(self._descriptor)
         except OSError as error:
             # What is on disk is not known now, so nothing more is written; the next opening cuts a torn line.

@@ -1,0 +1,431 @@
+"""The conductor: drives the lifecycle, owns the processes, and performs the effect that belongs to each state.
+
+It contains no checks of its own: whether something may be done is decided by the proof types of the lower floors, what
+follows by the table in appliance/lifecycle.py. It imports no torch, and no weight ever enters this process.
+
+Theory of operation. One asyncio loop. Operators come in through the control socket; ranks and the API report over
+their channels; signals, a fault or the end of the grant all call :meth:`Agent.zeroize`, which runs once, as a task that
+nothing cancels, and whose result is the exit status of the program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from appliance import children
+from appliance.config import Config
+from appliance.control import Answers, Caller, ControlServer
+from appliance.custody import Custody
+from appliance.drill import Drill
+from appliance.errors import DeviceFault, NotPermitted, ProtocolError, StateRefused, ZeroizeIncomplete
+from appliance.hardening import Fact, examine_machine
+from appliance.journal import Journal
+from appliance.lifecycle import Event, State, after
+from appliance.notify import notify
+from appliance.protocol import Admit, ApiListening, ApiSettings, ApiStats, Drain, Load
+from appliance.ranklink import RankLink
+from appliance.status import snapshot
+from attestation.clock import SystemClock
+from attestation.errors import FormatError, LetheError
+from attestation.result import AttestationResult
+from attestation.strictjson import b64, decode_b64
+from provisioning.grant import Grant
+
+_API_START_SECONDS = 60
+_PROGRESS_SECONDS = 0.2
+MAX_ENVELOPE = 4 << 20
+
+
+class Agent:
+    """One run of the appliance, from start to zeroized.
+
+    Args:
+        config: the node's configuration.
+        facts: what :func:`appliance.hardening.examine_machine` found.
+    """
+
+    def __init__(self, config: Config, facts: tuple[Fact, ...] | None = None) -> None:
+        self.config = config
+        self.clock = SystemClock()
+        self.facts = examine_machine() if facts is None else facts
+        self.state = State.COLD
+        self.journal = Journal(config.journal, node=config.node.name, clock=self.clock)
+        self.custody: Custody | None = None
+        self.result: AttestationResult | None = None
+        self.api: children.Child | None = None
+        self.listening: ApiListening | None = None
+        self.api_stats = ApiStats(0, 0, 0)
+        self.ranks: list[RankLink] = []
+        self.fault: LetheError | None = None
+        self.drill: Drill | None = None
+        self.drained = asyncio.Event()
+        self.deadline: float | None = None
+        self._engine_socket: socket.socket | None = None
+        self._control = ControlServer(
+            config.control_socket,
+            operator_group=config.control.operator_group,
+            viewer_group=config.control.viewer_group,
+            handler=self._handle,
+        )
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ending: asyncio.Task[int] | None = None
+        self._commands: dict[str, Callable[[Mapping[str, Any], Caller], Answers]] = {
+            "status": self._status,
+            "request": self._request,
+            "grant": self._grant,
+            "zeroize": self._zeroize_command,
+        }
+
+    # --- life ------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> int:
+        """Run until zeroized.
+
+        Returns:
+            The exit status: 0, that of the fault that ended it, or 9 when the wipe could not be shown.
+
+        Raises:
+            LetheError: the agent could not start; nothing was loaded.
+        """
+        self.journal.open()
+        try:
+            await self._start()
+        except BaseException as error:
+            await self._end_api()
+            self.journal.record("agent.failed", outcome="failed", error=_code_of(error))
+            raise
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.zeroize, f"signal {signal.Signals(number).name}")
+        notify(READY="1", STATUS=f"{self.state.value}: waiting for a challenge")
+        self._spawn(self._keep_watchdog())
+        while self._ending is None:
+            await asyncio.sleep(3600) if not self._tasks else await asyncio.wait(
+                self._tasks, return_when=asyncio.FIRST_COMPLETED
+            )
+        status = await asyncio.shield(self._ending)
+        await self._control.stop()
+        return status
+
+    async def _start(self) -> None:
+        self.config.node.runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self.custody = Custody(self.config, self.clock)
+        self.journal.record(
+            "agent.started",
+            node=self.config.node.name,
+            bundle=self.custody.manifest.bundle_id.hex(),
+            manifest=self.custody.manifest.digest.hex(),
+            session=self.custody.session.digest.hex(),
+            config=self.config.digest.hex(),
+            weak=[fact.name for fact in self.facts if fact.state == "weak"],
+        )
+        self._advance(Event.PROCESS_HARDENED)
+        await self._start_api()
+        await self._control.start()
+
+    async def _start_api(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._engine_socket = ours
+        self.api = await children.start_api(theirs)
+        custody = self._custody()
+        settings = self.config.api
+        await self.api.channel.send(
+            ApiSettings(
+                host=settings.host,
+                port=settings.port,
+                tls=settings.tls,
+                keys_file=str(settings.keys_file),
+                model=settings.model,
+                platform_banner="SIMULATED" if custody.manifest.policy.accepts_simulated else "",
+                max_body_bytes=settings.max_body_kib << 10,
+                max_output_tokens=custody.manifest.policy.serving.max_output_tokens,
+                max_queue=settings.max_queue,
+                request_seconds=settings.request_seconds,
+            )
+        )
+        message = await asyncio.wait_for(self.api.channel.receive(), _API_START_SECONDS)
+        if not isinstance(message, ApiListening):
+            raise DeviceFault(
+                "api.start",
+                found="an API process that did not start",
+                expected=f"a listener on {settings.host} port {settings.port}",
+                hint="look at its messages above; the port may be taken",
+            )
+        self.listening = message
+        custody.tls_key_digest = message.tls_key_sha384
+        self.certificate_path.write_bytes(message.certificate)
+        self._spawn(self._follow_api(self.api))
+
+    @property
+    def certificate_path(self) -> Any:
+        """Where clients of this machine find the API's public certificate."""
+        return self.config.node.runtime_dir / "api-cert.pem"
+
+    async def _follow_api(self, api: children.Child) -> None:
+        with suppress(ProtocolError):
+            while (message := await api.channel.receive()) is not None:
+                if isinstance(message, ApiStats):
+                    self.api_stats = message
+                    if message.active == 0:
+                        self.drained.set()
+        self._on_fault(
+            DeviceFault(
+                "api.lost",
+                found="the API process is gone",
+                expected="a running API",
+                hint="start again with a new grant",
+            )
+        )
+
+    async def _keep_watchdog(self) -> None:
+        microseconds = int(os.environ.get("WATCHDOG_USEC", "0"))
+        while microseconds:
+            notify(WATCHDOG="1")
+            await asyncio.sleep(microseconds / 3e6)
+
+    # --- lifecycle -------------------------------------------------------------------------------------------------
+
+    def _advance(self, event: Event) -> None:
+        self.state = after(self.state, event)
+        notify(STATUS=f"{self.state.value}: {event.value}")
+        if self.state is State.ZEROIZING and event not in (Event.ZEROIZE_ASKED, Event.FAULT, Event.DRAINED):
+            self.zeroize(f"unforeseen event: {event.value}")
+
+    def _on_fault(self, error: LetheError) -> None:
+        """End the run because a process failed, unless it is ending already."""
+        if self._ending is not None:
+            return
+        self.fault = error
+        self.state = after(self.state, Event.FAULT)
+        self.zeroize(f"fault {error.code}")
+
+    def zeroize(self, reason: str, *, hold_seconds: float = 0.0) -> asyncio.Task[int]:
+        """Begin to forget everything; the first call decides, later ones join it."""
+        if self._ending is None:
+            self.state = after(self.state, Event.ZEROIZE_ASKED)
+            self._ending = asyncio.get_running_loop().create_task(self._forget(reason, hold_seconds))
+            self._tasks.add(self._ending)
+        return self._ending
+
+    async def _forget(self, reason: str, hold_seconds: float) -> int:
+        notify(STOPPING="1", STATUS=f"{self.state.value}: {reason}")
+        self.drill = Drill(
+            node=self.config.node.name,
+            reason=reason,
+            records=self.config.node.state_dir,
+            journal=self.journal,
+            clock=self.clock,
+            custody=self._custody(),
+            api=self.api,
+            ranks=self.ranks,
+        )
+        complete = await self.drill.run(hold_seconds=hold_seconds)
+        self._advance(Event.WIPED)
+        if not complete:
+            return ZeroizeIncomplete.exit_status
+        return self.fault.exit_status if self.fault else 0
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _custody(self) -> Custody:
+        if self.custody is None:
+            raise StateRefused(
+                "agent.state", found=self.state.value, expected="a started agent", hint="wait until it has started"
+            )
+        return self.custody
+
+    def _demand_state(self, *states: State) -> None:
+        if self.state not in states:
+            raise StateRefused(
+                "agent.state",
+                found=self.state.value,
+                expected=" or ".join(state.value for state in states),
+                hint="lethe status shows what the agent waits for",
+            )
+
+    # --- commands --------------------------------------------------------------------------------------------------
+
+    async def _handle(self, command: str, members: Mapping[str, Any], caller: Caller) -> Answers:
+        perform = self._commands.get(command)
+        if perform is None:
+            raise FormatError(
+                "control.command", found=command[:40], expected=", ".join(self._commands), hint="use the lethe program"
+            )
+        if command != "status" and caller.role != "operator":
+            raise NotPermitted(
+                "control.role",
+                found=f"user {caller.uid} as {caller.role}",
+                expected=f"a member of {self.config.control.operator_group}",
+                hint="ask an operator",
+            )
+        async for answer in perform(members, caller):
+            yield answer
+
+    async def _status(self, members: Mapping[str, Any], caller: Caller) -> Answers:
+        yield {"event": "done", "status": snapshot(self)}
+
+    async def _request(self, members: Mapping[str, Any], caller: Caller) -> Answers:
+        self._demand_state(State.HARDENED, State.REQUESTED)
+        custody = self._custody()
+        custody.refuse_weak_machine(self.facts)
+        envelope = await asyncio.to_thread(custody.answer, _envelope(members))
+        self.journal.record("request.created", uid=caller.uid, request=custody.request_digest.hex())
+        self._advance(Event.REQUEST_MADE)
+        yield {"event": "done", "envelope": b64(envelope)}
+
+    async def _grant(self, members: Mapping[str, Any], caller: Caller) -> Answers:
+        self._demand_state(State.REQUESTED)
+        custody = self._custody()
+        envelope = _envelope(members)
+        try:
+            signed = custody.read_grant(envelope)
+            self.journal.record("grant.imported", uid=caller.uid, grant=signed.digest.hex())
+            self._advance(Event.GRANT_ARRIVED)
+            self.result = await asyncio.to_thread(custody.appraise_here)
+            self.journal.record("attest.passed", result=self.result.digest.hex(), assurance=self.result.assurance)
+            self._advance(Event.EVIDENCE_APPRAISED)
+            grant = custody.open(signed, self.result)
+        except LetheError as error:
+            self.journal.record("grant.rejected", outcome="refused", uid=caller.uid, error=error.code)
+            if self.state is not State.REQUESTED:
+                self._advance(Event.GRANT_REFUSED)
+            raise
+        self._advance(Event.GRANT_OPENED)
+        load = asyncio.get_running_loop().create_task(self._load(grant))
+        self._tasks.add(load)
+        load.add_done_callback(self._tasks.discard)
+        while not load.done():
+            await asyncio.wait([load], timeout=_PROGRESS_SECONDS)
+            opened = sum(rank.progress.opened_bytes for rank in self.ranks)
+            total = sum(rank.progress.total_bytes for rank in self.ranks)
+            yield {"event": "progress", "opened_bytes": opened, "total_bytes": total}
+        await load
+        yield {"event": "done", "status": snapshot(self)}
+
+    async def _zeroize_command(self, members: Mapping[str, Any], caller: Caller) -> Answers:
+        phrase = f"ZEROIZE {self.config.node.name}"
+        if members.get("confirm") != phrase:
+            raise FormatError(
+                "zeroize.confirm", found="another phrase", expected=repr(phrase), hint="type the phrase as shown"
+            )
+        hold = members.get("hold_seconds", 0)
+        if type(hold) is not int or not 0 <= hold <= 3600:
+            raise FormatError(
+                "zeroize.hold", found=repr(hold), expected="0 to 3600 seconds", hint="give a shorter time"
+            )
+        ending = self.zeroize(f"operator {caller.uid}", hold_seconds=hold)
+        await asyncio.sleep(0)  # the drill begins with the next turn of the loop
+        if self.drill is not None and hold:
+            await asyncio.wait(
+                [ending, wiped := asyncio.ensure_future(self.drill.wiped.wait())], return_when=asyncio.FIRST_COMPLETED
+            )
+            wiped.cancel()
+            yield {"event": "progress", "status": snapshot(self)}
+        exit_status = await asyncio.shield(ending)
+        yield {"event": "done", "exit_status": exit_status, "status": snapshot(self)}
+
+    # --- load and serve --------------------------------------------------------------------------------------------
+
+    async def _load(self, grant: Grant) -> None:
+        """Bring the weights in; whatever goes wrong ends in zeroizing."""
+        try:
+            with grant:
+                await self._start_ranks(grant)
+            residents = await asyncio.gather(*(rank.resident for rank in self.ranks))
+        except LetheError as error:
+            self.journal.record("load.failed", outcome="failed", error=error.code)
+            self._on_fault(error)
+            raise
+        self.journal.record(
+            "load.done",
+            weight_bytes=sum(resident.weight_bytes for resident in residents),
+            segments=sum(resident.segments for resident in residents),
+            peak_plaintext_bytes=max(resident.peak_plaintext_bytes for resident in residents),
+        )
+        self._advance(Event.MODEL_RESIDENT)
+        if self.state is not State.SERVING or self.api is None:
+            return
+        self.journal.record("serve.started")
+        await self.api.channel.send(Admit(open=True))
+        self.deadline = grant.deadline
+        self._spawn(self._expire(grant.deadline - self.clock.monotonic()))
+
+    async def _start_ranks(self, grant: Grant) -> None:
+        custody = self._custody()
+        slots = self.config.devices.slots
+        key_pipes: list[int] = []
+        try:
+            for index, device in enumerate(slots):
+                engine, self._engine_socket = self._engine_socket, None
+                if engine is None:
+                    engine = socket.socketpair()[0]
+                child, key_pipe = await children.start_rank(index, engine)
+                key_pipes.append(key_pipe)
+                self.ranks.append(RankLink(child, device, self._on_fault))
+                await child.channel.send(self._load_order(custody, device, index))
+            self.journal.record("key.released", ranks=len(slots))
+            self._advance(Event.LOAD_STARTED)
+            grant.hand_over(key_pipes)
+        finally:
+            for pipe in key_pipes:
+                os.close(pipe)
+
+    def _load_order(self, custody: Custody, device: str, index: int) -> Load:
+        config = self.config
+        serving = custody.manifest.policy.serving
+        return Load(
+            bundle=str(config.model.bundle),
+            manifest=custody.bundle.manifest_envelope,
+            owner_key=custody.owner_key,
+            device=device,
+            rank=index,
+            world=len(config.devices.slots),
+            dtype=config.devices.dtype,
+            reader_threads=config.loading.readers,
+            opener_threads=config.loading.openers,
+            ring_bytes=config.loading.ring_mib << 20,
+            kv_cache_bytes=config.engine.kv_cache_mib << 20,
+            max_context=serving.max_context,
+            max_concurrent=serving.max_concurrent,
+            compute_threads=config.devices.compute_threads,
+        )
+
+    async def _expire(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        if self.state is not State.SERVING or self.api is None:
+            return
+        self.journal.record("grant.expired")
+        self._advance(Event.GRANT_EXPIRED)
+        self.drained.clear()
+        await self.api.channel.send(Drain())
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.drained.wait(), self.config.api.request_seconds)
+        self._advance(Event.DRAINED)
+        self.zeroize("the grant has expired")
+
+    async def _end_api(self) -> None:
+        if self.api is not None:
+            self.api.channel.close()
+            await self.api.end(5)
+
+
+def _envelope(members: Mapping[str, Any]) -> bytes:
+    text = members.get("envelope")
+    if not isinstance(text, str):
+        raise FormatError(
+            "control.envelope", found="no envelope", expected="base64 of the file", hint="use the lethe program"
+        )
+    return decode_b64(text, "envelope", limit=MAX_ENVELOPE)
+
+
+def _code_of(error: BaseException) -> str:
+    return error.code if isinstance(error, LetheError) else type(error).__name__

@@ -1,0 +1,123 @@
+"""Commands that work alone: the agent itself, checks of files, client keys, the laboratory root."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from appliance import config
+from appliance.api import access
+from appliance.cli.operate import emit, json_option, say
+from appliance.config import Config
+from appliance.hardening import harden_process, restart_clean
+from attestation.clock import SystemClock
+from attestation.simulated import lab
+from provisioning.bundle import Bundle, verify_bundle
+from provisioning.files import read_bounded
+from provisioning.ownerkey import OwnerKey
+
+MAX_OWNER_KEY = 64 << 10
+
+
+@click.command()
+@click.pass_obj
+def agent(path: Path) -> None:
+    """Run the appliance in the foreground until it is zeroized."""
+    restart_clean("appliance.cli")
+    harden_process()
+    from appliance.agent import Agent  # noqa: PLC0415 - after the restart, and not for the other commands
+
+    raise click.exceptions.Exit(asyncio.run(Agent(config.load(path)).run()))
+
+
+@click.command(name="check-config")
+@json_option
+@click.pass_obj
+def check_config(path: Path, *, as_json: bool) -> None:
+    """Read the configuration and say what is wrong with it."""
+    read = config.load(path)
+    if as_json:
+        emit({"schema": 1, "config": str(path), "sha384": read.digest.hex(), "node": read.node.name})
+    else:
+        click.echo(f"{path}: good; node {read.node.name}, sha384 {read.digest.hex()[:16]}")
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--owner-key", type=click.Path(path_type=Path), help="Instead of the one in the configuration.")
+@json_option
+@click.pass_obj
+def verify(path: Path, bundle: Path, owner_key: Path | None, *, as_json: bool) -> None:
+    """Check a bundle without any key: signature, table, and every block of ciphertext."""
+    trusted = owner_key or config.load(path).model.owner_key
+    owner = OwnerKey.read(read_bounded(trusted, limit=MAX_OWNER_KEY))
+    began = time.monotonic()
+    report = verify_bundle(Bundle.open(bundle, [owner]), progress=None)
+    seconds = time.monotonic() - began
+    if as_json:
+        emit({"schema": 1, "bundle": str(bundle)} | report.as_payload())
+    else:
+        click.echo(f"{bundle}: whole and signed by {owner.name}; {report.bytes} bytes in {seconds:.1f} s")
+
+
+@click.command(name="lab-root")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="New directory for root and platform key.")
+@click.option("--devices", type=click.IntRange(0, 32), default=1, show_default=True, help="Simulated devices.")
+@json_option
+def lab_root(out: Path, devices: int, *, as_json: bool) -> None:
+    """Make a laboratory root on the spot, for SIMULATED evidence only."""
+    root = lab.create(out, devices=devices, at=SystemClock().now())
+    if as_json:
+        emit({"schema": 1, "lab_dir": str(out), "root": root.root_digest, "simulated": True})
+    else:
+        click.echo(root.root_digest)
+        say("SIMULATED: this root proves nothing about a machine; name it in a laboratory policy as simulated.root")
+
+
+@click.group()
+def apikey() -> None:
+    """Manage the keys of API clients."""
+
+
+@apikey.command(name="add")
+@click.argument("label")
+@click.option("--expires", type=click.DateTime(["%Y-%m-%d"]), help="Last day, UTC.")
+@click.pass_obj
+def apikey_add(path: Path, label: str, expires: datetime | None) -> None:
+    """Make a key and print it, this once; only its salted hash is kept."""
+    click.echo(access.issue_key(_keys_file(path), label, expires=expires))
+    say(f"this is the only time the key of {label!r} is shown")
+
+
+@apikey.command(name="list")
+@json_option
+@click.pass_obj
+def apikey_list(path: Path, *, as_json: bool) -> None:
+    """List labels and dates; keys cannot be shown."""
+    entries = access.list_keys(_keys_file(path))
+    if as_json:
+        emit({"schema": 1, "keys": [entry.as_payload() for entry in entries]})
+        return
+    for entry in entries:
+        click.echo(entry.describe())
+
+
+@apikey.command(name="revoke")
+@click.argument("label")
+@click.pass_obj
+def apikey_revoke(path: Path, label: str) -> None:
+    """Revoke a key; a running API notices at once."""
+    access.revoke_key(_keys_file(path), label)
+    click.echo(f"{label} revoked")
+
+
+def _keys_file(path: Path) -> Path:
+    read: Config = config.load(path)
+    return read.api.keys_file
+
+
+COMMANDS = (agent, check_config, verify, lab_root, apikey)
