@@ -64,7 +64,8 @@ def plan(
 
     Args:
         layout: of the sealed catalog.
-        rank, world: which part of the model.
+        rank: which part of the model.
+        world: of how many.
         destinations: tensor name to the rank's tensor, of the rank's local shape.
         skip: says of a tensor of the bundle that the model does not need it.
 
@@ -144,11 +145,19 @@ def _converts(dtype: torch.dtype) -> bool:
 
 
 def _target(piece: Piece, spec: TensorSpec, destination: torch.Tensor, start: int) -> Target:
-    if spec.parallel is None:
-        block = destination.view(1, -1)
-    else:
+    part = destination
+    if spec.parallel is not None:
         part = destination.narrow(spec.parallel, piece.tile_start - start, piece.tile_stop - piece.tile_start)
-        block = part.view(1, -1) if spec.outer == 1 else part.flatten(spec.parallel).flatten(0, spec.parallel - 1)
+    try:
+        # A view, never a reshape: that would copy where the strides do not fit, and the copy would be filled instead.
+        block = part.view(spec.outer, -1)
+    except RuntimeError:
+        raise ModelUnsupported(
+            "load.tensor.layout",
+            found=f"{spec.name} with strides {destination.stride()} in the engine",
+            expected="rows one behind the other",
+            hint="this is a fault of the engine; report it",
+        ) from None
     return Target(piece.offset, piece.offset + piece.length, TORCH_DTYPES[spec.dtype], block)
 
 

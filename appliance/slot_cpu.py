@@ -109,7 +109,10 @@ class CpuSlot:
     def zeroize(self) -> Overwritten:
         """Overwrite and read back; see :meth:`appliance.slot.Slot.zeroize`."""
         self._zeroized = True
-        return overwrite([arena[:used] for arena, used in zip(self._arenas, self._used, strict=True)], fill_zero)
+        return overwrite(self._blocks(), fill_zero)
+
+    def _blocks(self) -> list[torch.Tensor]:
+        return [arena[:used] for arena, used in zip(self._arenas, self._used, strict=True)]
 
     def wipe_staging(self) -> Overwritten:
         """Overwrite and read back; see :meth:`appliance.slot.Slot.wipe_staging`."""
