@@ -384,7 +384,7 @@ class Agent:
         serving = custody.manifest.policy.serving
         return Load(
             bundle=str(config.model.bundle),
-            manifest=custody.bundle.manifest_envelope,
+            manifest_digest=custody.manifest.digest,
             owner_key=custody.owner_key,
             device=device,
             rank=index,

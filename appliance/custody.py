@@ -6,7 +6,6 @@ process, a socket or the lifecycle; the agent does.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from pathlib import Path
 
@@ -41,6 +40,9 @@ class Custody:
         config: the node's configuration.
         clock: gives times; issue times of signed objects raise its floor.
 
+    Attributes:
+        request_digest: of the last key request, or 48 zero bytes when none was made.
+
     Raises:
         LetheError: the owner key, the manifest or the table of the bundle is refused.
     """
@@ -55,7 +57,7 @@ class Custody:
         self.manifest = self.bundle.manifest
         self.session = Session()
         self.tls_key_digest = bytes(48)
-        self.last_request: bytes | None = None
+        self.request_digest = bytes(48)
         clock.raise_floor(self.manifest.issued_at)
 
     def refuse_weak_machine(self, facts: tuple[Fact, ...]) -> None:
@@ -87,13 +89,6 @@ class Custody:
             LetheError: the challenge is not the owner's, or is for another bundle.
         """
         signed = challenge.read(envelope, self.owner)
-        if signed.manifest_digest != self.manifest.digest:
-            raise ExchangeRefused(
-                "challenge.manifest",
-                found=f"a challenge for manifest {signed.manifest_digest.hex()[:16]}",
-                expected=f"one for {self.manifest.digest.hex()[:16]}, the bundle on this machine",
-                hint="ask the owner for a challenge made from this bundle, or install the bundle it was made for",
-            )
         self._clock.raise_floor(signed.issued_at)
         binding = self._binding(signed.nonce)
         made = request.make(
@@ -102,9 +97,9 @@ class Custody:
             session=self.session,
             binding=binding,
             evidence=collect.collect(self._config.platform.lab_dir, binding),
-            at=self._clock.now(),
+            clock=self._clock,
         )
-        self.last_request = made
+        self.request_digest = request.read(made).digest
         return made
 
     def read_grant(self, envelope: bytes) -> SignedGrant:
@@ -131,6 +126,7 @@ class Custody:
         Raises:
             LetheError: the grant is for another session, bundle or boot, is spent, or is out of date.
         """
+        self._clock.raise_floor(grant.issued_at)
         return self.session.open(grant, manifest=self.manifest, result=result, clock=self._clock)
 
     def _binding(self, nonce: bytes) -> Binding:
@@ -143,8 +139,3 @@ class Custody:
             config_digest=self._config.digest,
             boot_id=self.boot_id,
         )
-
-    @property
-    def request_digest(self) -> bytes:
-        """SHA-384 of the last request envelope, or 48 zero bytes when none was made."""
-        return hashlib.sha384(self.last_request).digest() if self.last_request else bytes(48)

@@ -76,7 +76,7 @@ class Drill:
         """
         began = self._clock.monotonic()
         await self._note("zeroize.begin", reason=self._reason)
-        self._custody.session.wipe_keys()
+        self._custody.session.drop_opening_key()
         await self._close_admission()
         results = await asyncio.gather(*(self._wipe(rank) for rank in self._ranks))
         seconds = self._clock.monotonic() - began
@@ -86,7 +86,7 @@ class Drill:
         left = await self._end_processes()
         complete = all(result is not None and result.nonzero_bytes == 0 for result in results) and left
         recorded = await self._record(results, milliseconds=round(seconds * 1000), complete=complete)
-        self._custody.session.close()
+        self._custody.session.wipe()
         return complete and recorded
 
     async def _close_admission(self) -> None:

@@ -39,7 +39,8 @@ class Load(Message):
 
     Attributes:
         bundle: directory of the sealed bundle.
-        manifest: the manifest envelope; the rank verifies it again for itself.
+        manifest_digest: SHA-384 of the manifest that the grant is for, 48 bytes; the rank reads the bundle itself and
+            refuses any other.
         owner_key: the pinned owner key file.
         device: ``cpu`` or ``cuda:N``.
         rank, world: which part of the model this process holds.
@@ -53,7 +54,7 @@ class Load(Message):
     """
 
     bundle: str
-    manifest: bytes
+    manifest_digest: bytes
     owner_key: bytes
     device: str
     rank: int
