@@ -47,6 +47,12 @@ class LedgerError(LetheError):
     exit_status = 74
 
 
+class WipeIncomplete(LetheError):
+    """A wipe record says that something could not be shown to be zero."""
+
+    exit_status = 9
+
+
 class SecretMemoryRefused(LetheError):
     """The system gives no memory that may hold a key: locked, and kept out of dumps and children."""
 

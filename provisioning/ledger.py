@@ -5,7 +5,8 @@ An entry is on disk before what it records takes effect, so no crash can lead to
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -51,6 +52,11 @@ def read_ledger(path: Path) -> tuple[Record, ...]:
         LedgerError: ``ledger.read`` or ``ledger.chain``.
     """
     return read_chain(path, _WORDS)
+
+
+def head_of(entries: Sequence[Record]) -> bytes:
+    """Give SHA-384 of the last line, 48 bytes; zeros for an empty ledger."""
+    return hashlib.sha384(entries[-1].as_line()).digest() if entries else bytes(48)
 
 
 class Ledger:

@@ -1,0 +1,5 @@
+"""``python -m provisioning.cli`` is ``lethe-owner``."""
+
+from provisioning.cli import main
+
+main()

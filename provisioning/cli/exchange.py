@@ -1,0 +1,355 @@
+"""Commands of the exchange: keygen, challenge, appraise, grant, ledger, check-wipe."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from attestation import dsse
+from attestation.clock import format_time
+from attestation.result import SIMULATED_BANNER, AppraisalRefused, AttestationResult, render
+from provisioning import broker, challenge, request, wiperecord
+from provisioning.chainfile import Record
+from provisioning.cli.passphrase import passphrase_options, read_passphrase
+from provisioning.cli.report import emit, fingerprint, json_option, say
+from provisioning.errors import OutputFailed, WipeIncomplete
+from provisioning.files import read_bounded, refuse_existing, write_new
+from provisioning.fingerprint import fingerprint as short
+from provisioning.ledger import FILE_NAME, Ledger, head_of, read_ledger
+from provisioning.manifest import FILE_NAME as MANIFEST_FILE
+from provisioning.manifest import MAX_ENVELOPE_BYTES, SignedManifest
+from provisioning.ownerkey import PUBLIC_FILE, OwnerKey, OwnerSigner, Purpose
+
+_MAX_BOOK = 1000
+
+keys_option = click.option(
+    "--keys",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    metavar="DIR",
+    help="The owner's key directory.",
+)
+_ledger_option = click.option(
+    "--ledger",
+    "ledger_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help=f"The ledger; {FILE_NAME} in the key directory when not given.",
+)
+_bundle_option = click.option(
+    "--bundle",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    metavar="BUNDLE",
+    help="The sealed bundle; only its manifest is read.",
+)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+def _manifest(bundle: Path, owner: OwnerKey) -> SignedManifest:
+    return SignedManifest.read(read_bounded(bundle / MANIFEST_FILE, limit=MAX_ENVELOPE_BYTES), [owner])
+
+
+def _request(path: Path) -> request.KeyRequest:
+    return request.read(read_bounded(path, limit=request.ENVELOPE_LIMIT))
+
+
+def _open_ledger(keys: Path, ledger_path: Path | None, owner: OwnerKey, at: datetime) -> Ledger:
+    return Ledger.open(ledger_path or keys / FILE_NAME, owner=owner.key_id, at=at)
+
+
+@click.command()
+@click.option("--purpose", type=click.Choice(["lab", "production"]), required=True, help="What the key may sign.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Directory to make.")
+@click.option("--name", default="owner", show_default=True, help="Name for people to read.")
+@passphrase_options
+@json_option
+def keygen(
+    purpose: Purpose, out: Path, name: str, passphrase_file: Path | None, passphrase_fd: int | None, *, as_json: bool
+) -> None:
+    """Make an owner key: ML-DSA-87 with ECDSA P-384, encrypted with a passphrase."""
+    refuse_existing(out / PUBLIC_FILE)
+    with (
+        read_passphrase(passphrase_file, passphrase_fd, new=True) as passphrase,
+        OwnerSigner.generate(name, purpose, at=_now()) as signer,
+    ):
+        signer.save(out, passphrase)
+    if as_json:
+        emit({"keys": str(out), "name": name, "purpose": purpose, "key_id": signer.key_id})
+        return
+    click.echo(f"{purpose} key {name} in {out}")
+    click.echo(f"key id {signer.key_id}")
+    say(f"give {out / PUBLIC_FILE} to the appliance, and compare the key id by another way")
+    say("back up the directory and the passphrase: without them no bundle packed with this key can be granted")
+
+
+@click.command(name="challenge")
+@click.argument("bundle", type=click.Path(path_type=Path, file_okay=False))
+@keys_option
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, metavar="PATH", help="File, or directory of a book."
+)
+@click.option(
+    "--count",
+    type=click.IntRange(1, _MAX_BOOK),
+    default=1,
+    show_default=True,
+    help="Make a book of this many one-time challenges, a file each.",
+)
+@_ledger_option
+@passphrase_options
+@json_option
+def make_challenge(
+    bundle: Path,
+    keys: Path,
+    out: Path,
+    count: int,
+    ledger_path: Path | None,
+    passphrase_file: Path | None,
+    passphrase_fd: int | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Make a challenge for the appliance that holds BUNDLE."""
+    refuse_existing(out)
+    owner = OwnerKey.load(keys)
+    manifest = _manifest(bundle, owner)
+    at = _now()
+    with (
+        read_passphrase(passphrase_file, passphrase_fd) as passphrase,
+        OwnerSigner.load(keys, passphrase) as signer,
+        _open_ledger(keys, ledger_path, owner, at) as ledger,
+    ):
+        issued = [challenge.issue(signer=signer, manifest=manifest, ledger=ledger, at=at) for _ in range(count)]
+    paths = _write_book(out, issued) if count > 1 else _write_one(out, issued[0])
+    marks = [fingerprint(envelope) for envelope in issued]
+    if as_json:
+        challenges = [{"path": str(path), "fingerprint": mark} for path, mark in zip(paths, marks, strict=True)]
+        emit(
+            {
+                "bundle": manifest.bundle_id.hex(),
+                "manifest": manifest.digest.hex(),
+                "seconds": manifest.policy.challenge_seconds,
+                "challenges": challenges,
+            }
+        )
+        return
+    for path, mark in zip(paths, marks, strict=True):
+        click.echo(f"challenge {mark} written to {path}")
+    say(f"for bundle {manifest.name}, good for {manifest.policy.challenge_seconds} seconds and one grant each")
+
+
+def _write_one(out: Path, envelope: bytes) -> list[Path]:
+    write_new(out, envelope)
+    return [out]
+
+
+def _write_book(out: Path, envelopes: list[bytes]) -> list[Path]:
+    try:
+        out.mkdir(mode=0o755)
+    except OSError as error:
+        raise OutputFailed(
+            "output.failed",
+            found=f"{out}: {(error.strerror or 'not made').lower()}",
+            expected="a new directory",
+            hint="check the path and its permissions",
+        ) from None
+    paths = [out / f"challenge-{number:04d}.dsse.json" for number in range(1, len(envelopes) + 1)]
+    for path, envelope in zip(paths, envelopes, strict=True):
+        write_new(path, envelope)
+    return paths
+
+
+@click.command()
+@click.argument("request_path", metavar="REQUEST", type=click.Path(path_type=Path, dir_okay=False))
+@keys_option
+@_bundle_option
+@json_option
+def appraise(request_path: Path, keys: Path, bundle: Path, *, as_json: bool) -> None:
+    """Judge the evidence in REQUEST under the bundle's policy, rule by rule. Grants nothing, needs no passphrase."""
+    asked = _request(request_path)
+    manifest = _manifest(bundle, OwnerKey.load(keys))
+    try:
+        result = broker.appraise_request(asked, manifest=manifest, at=_now())
+    except AppraisalRefused as refusal:
+        if not as_json:
+            _show_trail(asked, refusal)
+        raise
+    if as_json:
+        emit({**_describe(asked), "result": result.as_payload(), "result_digest": result.digest.hex()})
+        return
+    _show_trail(asked, result)
+    say("this judges the evidence only; grant also checks the challenge against the ledger")
+
+
+def _describe(asked: request.KeyRequest) -> dict[str, Any]:
+    return {
+        "node": asked.node,
+        "request": short(asked.digest),
+        "challenge": short(asked.challenge_digest),
+        "session": short(asked.session.digest),
+        "manifest": asked.binding.manifest_digest.hex(),
+    }
+
+
+def _show_trail(asked: request.KeyRequest, outcome: AttestationResult | AppraisalRefused) -> None:
+    click.echo(
+        f"request {short(asked.digest)} of node {asked.node}, session {short(asked.session.digest)}, "
+        f"made {format_time(asked.issued_at)} by its own clock"
+    )
+    for line in render(outcome):
+        click.echo(line)
+
+
+@click.command()
+@click.argument("request_path", metavar="REQUEST", type=click.Path(path_type=Path, dir_okay=False))
+@keys_option
+@_bundle_option
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="Where to write it.")
+@click.option(
+    "--epoch-floor",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Withdraw bundles below this epoch; the bundle's own epoch when not given.",
+)
+@_ledger_option
+@passphrase_options
+@json_option
+def grant(
+    request_path: Path,
+    keys: Path,
+    bundle: Path,
+    out: Path,
+    epoch_floor: int | None,
+    ledger_path: Path | None,
+    passphrase_file: Path | None,
+    passphrase_fd: int | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Judge REQUEST and, if it is acceptable, seal the bundle key to its session."""
+    # Looked at before anything else: a challenge must not be used up for a file that cannot be written.
+    refuse_existing(out)
+    asked = _request(request_path)
+    owner = OwnerKey.load(keys)
+    manifest = _manifest(bundle, owner)
+    at = _now()
+    with (
+        read_passphrase(passphrase_file, passphrase_fd) as passphrase,
+        OwnerSigner.load(keys, passphrase) as signer,
+        signer.bundle_key(keys, manifest.bundle_id) as bundle_key,
+        _open_ledger(keys, ledger_path, owner, at) as ledger,
+    ):
+        try:
+            envelope = broker.grant(
+                asked,
+                signer=signer,
+                bundle_key=bundle_key,
+                manifest=manifest,
+                ledger=ledger,
+                at=at,
+                epoch_floor=epoch_floor,
+            )
+        except AppraisalRefused as refusal:
+            if not as_json:
+                _show_trail(asked, refusal)
+            raise
+        try:
+            write_new(out, envelope)
+        except OutputFailed:
+            say("the ledger has this grant, so its challenge is used up: send a new challenge")
+            raise
+    simulated = manifest.policy.accepts_simulated
+    terms = manifest.policy.grant
+    if as_json:
+        emit(
+            {
+                **_describe(asked),
+                "grant": fingerprint(envelope),
+                "path": str(out),
+                "simulated": simulated,
+                "loads": terms.loads,
+                "seconds": terms.seconds,
+            }
+        )
+        return
+    if simulated:
+        click.echo(SIMULATED_BANNER)
+    click.echo(f"grant {fingerprint(envelope)} written to {out}")
+    click.echo(f"answers request {short(asked.digest)} of node {asked.node}, session {short(asked.session.digest)}")
+    say(f"it opens in that session only: {terms.loads} loads within {terms.seconds} seconds of the request")
+
+
+@click.command()
+@keys_option
+@_ledger_option
+@json_option
+def ledger(keys: Path, ledger_path: Path | None, *, as_json: bool) -> None:
+    """Check the ledger's chain and show its entries. Changes nothing."""
+    path = ledger_path or keys / FILE_NAME
+    entries = read_ledger(path)
+    head = head_of(entries)
+    if as_json:
+        emit({"ledger": str(path), "head": head.hex(), "entries": [entry.as_payload() for entry in entries]})
+        return
+    for entry in entries:
+        click.echo(_ledger_line(entry))
+    click.echo(f"{len(entries)} entries, chain whole, head {short(head)}")
+
+
+def _ledger_line(entry: Record) -> str:
+    shown = {name: entry.detail.get(name) for name in ("challenge", "request", "grant", "node", "code")}
+    words = [
+        f"{name} {short(bytes.fromhex(value)) if len(value) == 96 else value}"
+        for name, value in shown.items()
+        if isinstance(value, str)
+    ]
+    return f"{entry.seq:>5}  {format_time(entry.at)}  {entry.event:<17} {', '.join(words)}".rstrip()
+
+
+@click.command(name="check-wipe")
+@click.argument("record_path", metavar="RECORD", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--request",
+    "request_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    metavar="REQUEST",
+    help="The key request of the session that was wiped.",
+)
+@json_option
+def check_wipe(record_path: Path, request_path: Path, *, as_json: bool) -> None:
+    """Check that RECORD is the wipe record of the session that made REQUEST, and that it shows a whole wipe."""
+    asked = _request(request_path)
+    envelope = read_bounded(record_path, limit=dsse.envelope_limit(wiperecord.LIMIT))
+    record = wiperecord.read_and_verify(envelope, request=asked)
+    if not record.complete:
+        raise WipeIncomplete(
+            "wipe.incomplete",
+            found="a record of a wipe that could not be shown to be whole",
+            expected="zero bytes read back from every device",
+            hint="treat the weights as still there: the machine must be powered off",
+        )
+    overwritten = sum(device.overwritten_bytes for device in record.devices)
+    read_back = sum(device.read_back_bytes for device in record.devices)
+    if as_json:
+        emit({"record": fingerprint(envelope), **_describe(asked), "wipe": record.as_payload()})
+        return
+    click.echo(f"wipe record {fingerprint(envelope)} of node {record.node}, session {short(record.session_digest)}")
+    click.echo(f"{format_time(record.at)}, {record.reason}, {record.milliseconds} ms")
+    for device in record.devices:
+        click.echo(
+            f"  {device.device}: {device.overwritten_bytes} bytes overwritten, {device.read_back_bytes} read back, "
+            f"{device.nonzero_bytes} not zero, {device.staging_bytes} of staging overwritten"
+        )
+    click.echo(f"complete: {overwritten} bytes overwritten, {read_back} read back as zero")
+    say("signed by the session that asked for the key; as good as the evidence that bound that session")
+
+
+COMMANDS: tuple[click.Command, ...] = (keygen, make_challenge, appraise, grant, ledger, check_wipe)
