@@ -115,13 +115,17 @@ class Manifest:
             )
         return manifest
 
+    def encode(self) -> bytes:
+        """Give the payload, the exact bytes that are signed."""
+        return strictjson.dumps(self.as_payload())
+
     def sign(self, signer: OwnerSigner) -> bytes:
         """Give the envelope.
 
         Raises:
             KeyRefused: ``owner.purpose`` when a production key is asked to accept simulated evidence.
         """
-        return signer.sign(KIND, strictjson.dumps(self.as_payload()), policy=self.policy)
+        return signer.sign(KIND, self.encode(), policy=self.policy)
 
 
 def check_name(name: str) -> str:
