@@ -58,6 +58,9 @@ class Reader:
 
     Args:
         files: number of a file to its open descriptor, which stays the caller's.
+
+    Attributes:
+        direct_files: how many files are read past the page cache.
     """
 
     def __init__(self, files: Mapping[int, int]) -> None:
@@ -67,6 +70,7 @@ class Reader:
         for number, descriptor in files.items():
             if cached_share(descriptor, self._sizes[number]) < _WARM and (direct := _direct(descriptor)) is not None:
                 self._direct[number] = direct
+        self.direct_files = len(self._direct)
 
     def read(self, file: int, offset: int, view: memoryview, length: int) -> None:
         """Fill the first ``length`` bytes of ``view`` from a file.
@@ -91,11 +95,6 @@ class Reader:
             raise _unreadable(file, offset, error.strerror or "an error") from None
         if done < length:
             raise _unreadable(file, offset, f"only {done} of {length} bytes")
-
-    @property
-    def direct_files(self) -> int:
-        """How many files are read past the page cache."""
-        return len(self._direct)
 
     def close(self) -> None:
         """Close what was opened here."""
