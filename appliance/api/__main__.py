@@ -1,0 +1,168 @@
+"""``python -m appliance.api --control FD --engine FD``: the API process.
+
+The agent sends the settings first; the process makes its TLS key, listens, tells the agent, and answers 503 until the
+agent admits clients and the engine has a model. It ends when the agent closes the control channel, at once and in any
+state: whoever holds that channel decides how long prompts may be in memory. Signals are ignored, so that a key press
+at a terminal reaches the agent, which ends all processes in order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import socket
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from appliance.api import quiet
+from appliance.api.access import AccessList
+from appliance.api.app import FrontDoor
+from appliance.api.engineclient import EngineClient
+from appliance.api.inference import Service
+from appliance.api.servedmodel import prepare
+from appliance.api.server import listen
+from appliance.api.tls import make_identity, require_loopback
+from appliance.errors import ConfigError, ModelUnsupported, ProtocolError
+from appliance.hardening import harden_process
+from appliance.protocol import Admit, ApiListening, ApiSettings, ApiStats, AsyncChannel, Message, ModelReady
+
+_STATS_SECONDS = 1.0
+_NO_TLS_DIGEST = bytes(48)
+
+
+class _AgentGone(Exception):  # noqa: N818  # the ordinary end of this process
+    """The agent has closed the control channel."""
+
+
+def main() -> None:
+    """Run until the agent closes the control channel; never returns."""
+    harden_process()
+    quiet.install()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    parser = argparse.ArgumentParser(prog="appliance.api")
+    parser.add_argument("--control", type=int, required=True, metavar="FD")
+    parser.add_argument("--engine", type=int, required=True, metavar="FD")
+    arguments = parser.parse_args()
+    status = asyncio.run(_run(socket.socket(fileno=arguments.control), socket.socket(fileno=arguments.engine)))
+    sys.exit(status)
+
+
+async def _run(control_socket: socket.socket, engine_socket: socket.socket) -> int:
+    control = await AsyncChannel.over(control_socket)
+    engine = EngineClient(await AsyncChannel.over(engine_socket))
+    status = 0
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            settings = await _receive_settings(control)
+            service = Service(settings, engine)
+            await control.send(await _listen(service))
+            tasks.create_task(_follow_engine(service))
+            tasks.create_task(_report(control, service))
+            tasks.create_task(_obey(control, service))
+    except* _AgentGone:
+        pass
+    except* (ConfigError, ModelUnsupported, ProtocolError) as group:
+        errors = [
+            error for error in group.exceptions if isinstance(error, (ConfigError, ModelUnsupported, ProtocolError))
+        ]
+        for error in errors:
+            quiet.LOG.critical(error.code)
+        status = max((error.exit_status for error in errors), default=1)
+    except* OSError as group:
+        quiet.LOG.critical("api.system", exc_info=group.exceptions[0])
+        status = 1
+    # Not by way of the interpreter's own end, which waits for threads that are encoding a prompt.
+    sys.stderr.flush()
+    os._exit(status)
+
+
+async def _receive_settings(control: AsyncChannel) -> ApiSettings:
+    message = await control.receive()
+    if message is None:
+        raise _AgentGone
+    if not isinstance(message, ApiSettings):
+        raise _unexpected(message)
+    return message
+
+
+async def _listen(service: Service) -> ApiListening:
+    settings = service.settings
+    access = AccessList(Path(settings.keys_file), now=_now)
+    if settings.tls:
+        identity = make_identity(settings.host, at=_now())
+        context, digest, certificate = identity.context, identity.key_sha384, identity.certificate
+    else:
+        require_loopback(settings.host)
+        context, digest, certificate = None, _NO_TLS_DIGEST, b""
+    port = await listen(
+        FrontDoor(service, access),
+        host=settings.host,
+        port=settings.port,
+        context=context,
+        banner=settings.platform_banner,
+    )
+    return ApiListening(port=port, tls_key_sha384=digest, certificate=certificate)
+
+
+async def _obey(control: AsyncChannel, service: Service) -> None:
+    """Open and close admission as the agent says, until it has gone."""
+    while (message := await control.receive()) is not None:
+        match message:
+            case Admit(open=True):
+                service.admission.open()
+            case Admit(open=False):
+                service.admission.close()
+                service.stop()
+            case _:
+                raise _unexpected(message)
+    raise _AgentGone
+
+
+async def _follow_engine(service: Service) -> None:
+    """Carry the engine's messages; when it has gone, say so to everyone who waits."""
+
+    async def on_ready(ready: ModelReady) -> None:
+        settings = service.settings
+        model = await asyncio.to_thread(
+            prepare, ready, name=settings.model, max_output_tokens=settings.max_output_tokens, now=_now
+        )
+        service.begin(model)
+
+    try:
+        await service.engine.run(on_ready)
+    finally:
+        service.admission.engine_lost()
+        service.stop()
+    quiet.LOG.error("api.engine.lost")
+
+
+async def _report(control: AsyncChannel, service: Service) -> None:
+    """Send counters to the agent, about once a second."""
+    while True:
+        await asyncio.sleep(_STATS_SECONDS)
+        admission = service.admission
+        try:
+            await control.send(ApiStats(active=admission.active, served=admission.served, refused=admission.refused))
+        except OSError:
+            raise _AgentGone from None
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _unexpected(message: Message) -> ProtocolError:
+    return ProtocolError(
+        "protocol.unexpected",
+        found=type(message).__name__,
+        expected="a message of the agent",
+        hint="the processes of one appliance must be of one version; restart the agent",
+    )
+
+
+if __name__ == "__main__":
+    main()
