@@ -171,14 +171,26 @@ class VerifyReport:
     Attributes:
         files: data files.
         segments: segments in them.
-        data_bytes: bytes of ciphertext read.
+        blocks: blocks of ciphertext whose digest was compared.
+        bytes: bytes of ciphertext read.
         seconds: wall time.
     """
 
     files: int
     segments: int
-    data_bytes: int
+    blocks: int
+    bytes: int
     seconds: float
+
+    def as_payload(self) -> dict[str, int]:
+        """Give the report as JSON members, time in whole milliseconds."""
+        return {
+            "files": self.files,
+            "segments": self.segments,
+            "blocks": self.blocks,
+            "bytes": self.bytes,
+            "milliseconds": round(self.seconds * 1000),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +237,13 @@ def verify(bundle: Bundle, progress: Callable[[int, int], None] | None = None, *
             "the ciphertext that the owner signed",
             "copy those files again from the owner's medium",
         )
-    return VerifyReport(len(files), bundle.manifest.geometry.segments, total, time.monotonic() - started)
+    return VerifyReport(
+        files=len(files),
+        segments=bundle.manifest.geometry.segments,
+        blocks=sum(digest_blocks(file) for file in files),
+        bytes=total,
+        seconds=time.monotonic() - started,
+    )
 
 
 def _refuse_extra(bundle: Bundle) -> None:

@@ -119,6 +119,11 @@ class Manifest:
         """Give the payload, the exact bytes that are signed."""
         return strictjson.dumps(self.as_payload())
 
+    @property
+    def digest(self) -> bytes:
+        """SHA-384 of the payload, 48 bytes."""
+        return hashlib.sha384(self.encode()).digest()
+
     def sign(self, signer: OwnerSigner) -> bytes:
         """Give the envelope.
 

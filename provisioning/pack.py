@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from attestation.policy import AppraisalPolicy
 from provisioning.bundle import TABLE_NAME
@@ -78,9 +78,28 @@ class PackReport:
     left_out: tuple[str, ...]
 
     @property
-    def gigabytes_per_second(self) -> float:
-        """10^9 bytes of weights per second."""
-        return self.weight_bytes / self.seconds / 1e9 if self.seconds else 0.0
+    def bytes_per_second(self) -> int:
+        """Bytes of weights per second of wall time."""
+        return round(self.weight_bytes / self.seconds) if self.seconds else 0
+
+    def as_payload(self) -> dict[str, Any]:
+        """Give the report as JSON members, time in whole milliseconds."""
+        return {
+            "bundle": str(self.path),
+            "bundle_id": self.bundle_id,
+            "manifest": self.manifest_digest,
+            "name": self.name,
+            "purpose": self.purpose,
+            "tensors": self.tensors,
+            "plaintext_bytes": self.weight_bytes,
+            "sealed_bytes": self.data_bytes,
+            "segments": self.segments,
+            "files": self.files,
+            "milliseconds": round(self.seconds * 1000),
+            "bytes_per_second": self.bytes_per_second,
+            "catalog_files": list(self.catalog_files),
+            "left_out": list(self.left_out),
+        }
 
 
 def pack(
@@ -169,7 +188,7 @@ def pack(
         _publish(directory, work, out)
         return PackReport(
             bundle_id=bundle_id.hex(),
-            manifest_digest=hashlib.sha384(manifest.encode()).hexdigest(),
+            manifest_digest=manifest.digest.hex(),
             name=name,
             path=out,
             purpose=signer.purpose,
