@@ -57,6 +57,14 @@ class ClientKey:
         """Say whether the key is past its end."""
         return bool(self.expires) and at >= _read_time(self.expires)
 
+    def as_payload(self) -> dict[str, str]:
+        """Give label and dates for ``--json``."""
+        return {"label": self.label, "created": self.created, "expires": self.expires}
+
+    def describe(self) -> str:
+        """Give label and dates as one line."""
+        return f"{self.label}  created {self.created}  expires {self.expires or 'never'}"
+
 
 class AccessList:
     """The keys file as the API sees it: the last contents, read again when the file changes."""
@@ -127,14 +135,14 @@ def list_keys(path: Path) -> tuple[ClientKey, ...]:
     return keys
 
 
-def issue_key(path: Path, label: str, *, at: datetime, expires: datetime | None = None) -> str:
+def issue_key(path: Path, label: str, *, expires: datetime | None = None, at: datetime | None = None) -> str:
     """Make a key, add its hash to the file, and give the key's text, which is kept nowhere.
 
     Args:
         path: the keys file; made when absent.
         label: who the key is for.
-        at: now, UTC.
-        expires: when the key ends; None for never.
+        expires: the moment from which the key is refused; None for never.
+        at: now; None for the machine's time. A time without a zone is UTC.
 
     Raises:
         ConfigError: ``api.keys.label`` when the label is malformed or taken, ``api.keys.count`` when the file is full,
@@ -148,7 +156,7 @@ def issue_key(path: Path, label: str, *, at: datetime, expires: datetime | None 
         label=label,
         salt=salt,
         digest=_digest(salt, key.encode()),
-        created=_write_time(at),
+        created=_write_time(at or datetime.now(UTC)),
         expires=_write_time(expires) if expires else "",
     )
     with _change(path) as keys:
@@ -160,7 +168,7 @@ def issue_key(path: Path, label: str, *, at: datetime, expires: datetime | None 
     return key
 
 
-def revoke(path: Path, label: str) -> None:
+def revoke_key(path: Path, label: str) -> None:
     """Remove the key of a label; a running API refuses it from the next request on.
 
     Raises:
@@ -237,7 +245,7 @@ def _read_time(text: str) -> datetime:
 
 
 def _write_time(at: datetime) -> str:
-    return at.astimezone(UTC).strftime(_TIME)
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC).strftime(_TIME)
 
 
 def _refused(code: str, *, found: str, expected: str) -> ConfigError:

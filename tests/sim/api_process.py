@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import openai
@@ -164,7 +163,7 @@ def _start(errors: Path) -> tuple[Channel, socket.socket, subprocess.Popen[bytes
 def running(directory: Path, **changes: object) -> Iterator[ApiProcess]:
     """Run the API process with a fresh keys file; ``changes`` are settings that differ."""
     keys = directory / "keys.json"
-    key = issue_key(keys, "test", at=datetime.now(UTC))
+    key = issue_key(keys, "test")
     process = ApiProcess(replace(settings(keys), **changes), key=key, errors=directory / "stderr")  # type: ignore[arg-type]
     try:
         yield process
