@@ -6,11 +6,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL := build/models/SmolLM2-135M-Instruct
 PREFIX ?= /opt/lethe
+DESTDIR ?=
 PIP_INSTALL := install -qq --disable-pip-version-check --require-hashes --no-deps
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv model demo test coverage lint bench wheel lock install-owner install-node clean
+.PHONY: help venv model demo test coverage lint bench wheel lock install-owner install-node install-units clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1: \2/p' Makefile
@@ -94,6 +95,15 @@ install-node: wheel ## install lethe and lethe-owner into PREFIX (/opt/lethe), w
 	$(PREFIX)/bin/python -m pip $(PIP_INSTALL) -r requirements/node.txt
 	$(call INSTALL_TORCH,$(PREFIX)/bin)
 	$(PREFIX)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --no-index --force-reinstall build/dist/lethe-*.whl
+	mkdir -p $(PREFIX)/share/doc/lethe
+	cp -r README.md LICENSE docs systemd $(PREFIX)/share/doc/lethe/
+
+install-units: ## put the systemd units for PREFIX into DESTDIR/etc
+	install -d $(DESTDIR)/etc/systemd/system $(DESTDIR)/etc/sysusers.d $(DESTDIR)/etc/tmpfiles.d
+	for unit in lethe-agent.service lethe.target; do \
+		sed 's|/opt/lethe/|$(PREFIX)/|' systemd/$$unit > $(DESTDIR)/etc/systemd/system/$$unit; done
+	install -m 644 systemd/sysusers.d/lethe.conf $(DESTDIR)/etc/sysusers.d/lethe.conf
+	install -m 644 systemd/tmpfiles.d/lethe.conf $(DESTDIR)/etc/tmpfiles.d/lethe.conf
 
 clean: ## remove .venv and build
 	rm -rf $(VENV) build
