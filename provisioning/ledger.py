@@ -15,7 +15,7 @@ from typing import Any, Final
 from attestation.errors import FormatError
 from attestation.strictjson import Fields, b64
 from provisioning.chainfile import ChainFile, Record, Words, read_chain
-from provisioning.errors import LedgerError
+from provisioning.errors import ExchangeRefused, LedgerError
 
 FILE_NAME: Final = "ledger.jsonl"
 
@@ -118,8 +118,18 @@ class Ledger:
         """Add an entry. It is on disk when this returns.
 
         Raises:
+            ExchangeRefused: ``challenge.used`` for a second grant, whatever the caller looked at before.
             LedgerError: ``ledger.clock`` when the clock has gone back, ``ledger.write`` when it cannot be written.
         """
+        if event == "grant.given":
+            known = self._challenges.get(str(detail.get("challenge")))
+            if known is None or known.answered:
+                raise ExchangeRefused(
+                    "challenge.used",
+                    found="a challenge that is not open",
+                    expected="an open challenge",
+                    hint="send a new challenge; each answers one grant",
+                )
         return self._file.append(event, at=at, detail=detail)
 
     def require_time(self, at: datetime) -> None:
