@@ -38,8 +38,7 @@ class Mailbox:
         """Give the descriptor, for selectors."""
         return self._sock.fileno()
 
-    @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         """Say whether the other side was still there at the last look."""
         return self._open
 

@@ -109,7 +109,8 @@ class CpuSlot:
     def zeroize(self) -> Overwritten:
         """Overwrite and read back; see :meth:`appliance.slot.Slot.zeroize`."""
         self._zeroized = True
-        return overwrite(self._blocks(), fill_zero)
+        # Last given, first overwritten: the cache with its prompts goes before the weights.
+        return overwrite(self._blocks()[::-1], fill_zero)
 
     def _blocks(self) -> list[torch.Tensor]:
         return [arena[:used] for arena, used in zip(self._arenas, self._used, strict=True)]

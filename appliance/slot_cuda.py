@@ -228,10 +228,11 @@ class CudaSlot:
     def zeroize(self) -> Overwritten:
         """Overwrite and read back; see :meth:`appliance.slot.Slot.zeroize`."""
         self._zeroized = True
+        # Last given, first overwritten: the cache with its prompts goes before the weights.
         # A device that has failed must not keep its other blocks, or the staging memory, from being overwritten.
         with contextlib.suppress(RuntimeError):
             self._port.synchronize()
-        return overwrite(self._blocks, fill_zero)
+        return overwrite(self._blocks[::-1], fill_zero)
 
     def wipe_staging(self) -> Overwritten:
         """Overwrite and read back; see :meth:`appliance.slot.Slot.wipe_staging`."""

@@ -7,14 +7,11 @@ blocks nor the count: what could not be read back is missing from ``read_back_by
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from appliance.errors import ZeroizeIncomplete
 from appliance.protocol import Wiped
-
-if TYPE_CHECKING:
-    from appliance.slot import Slot
-    from attestation.clock import Clock
+from attestation.clock import Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,24 @@ class Overwritten:
         )
 
 
-def zeroize(slot: Slot, *, clock: Clock) -> Wiped:
+class Erasable(Protocol):
+    """What of a slot (appliance/slot.py) the wipe needs."""
+
+    @property
+    def name(self) -> str:
+        """``cpu`` or ``cuda:N``."""
+        ...
+
+    def zeroize(self) -> Overwritten:
+        """Overwrite all device memory, read it back, and refuse every later allocation."""
+        ...
+
+    def wipe_staging(self) -> Overwritten:
+        """Overwrite all staging memory and read it back."""
+        ...
+
+
+def zeroize(slot: Erasable, *, clock: Clock) -> Wiped:
     """Overwrite the slot's device memory, then its staging memory, and read both back.
 
     Bytes of the staging memory that are not zero count like those of the device. May be called again.
