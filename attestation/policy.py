@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 from attestation import strictjson
 from attestation.errors import PolicyInvalid
 from attestation.nearest import nearest
-from attestation.rule import AtLeast, Equals, OneOf, Rule, RuleSpec, Unchecked, read_rule, write_rule
+from attestation.rule import AtLeast, Equals, OneOf, Rule, RuleSpec, Unchecked, read_rule, shown, write_rule
 from attestation.simulated import rules as simulated_rules
 
 __all__ = [
@@ -242,7 +242,7 @@ class _Reader:
         return min(self._left, default=None)
 
     def _wrong(self, name: str, value: object, expected: str) -> NoReturn:
-        _refuse("policy.value", f"{self._where}.{name} = {value!a:.80}", expected, "correct the policy file")
+        _refuse("policy.value", f"{self._where}.{name} = {shown(value)}", expected, "correct the policy file")
 
     def end(self, known: tuple[str, ...], code: str = "policy.unknown") -> None:
         name = self.left()
@@ -254,7 +254,7 @@ def _read_accept(reader: _Reader) -> tuple[str, ...]:
     words = reader.take("accept", "the accepted platforms")
     available = ", ".join(PLATFORMS)
     if not isinstance(words, list) or not words or len(words) > 8 or not all(isinstance(word, str) for word in words):
-        _refuse("policy.accept", f"accept = {words!a:.80}", "a list of platform words", f"available: {available}")
+        _refuse("policy.accept", f"accept = {shown(words)}", "a list of platform words", f"available: {available}")
     if len(set(words)) != len(words):
         _refuse("policy.accept", "a platform twice in accept", "each platform once", "remove the repeated word")
     for word in words:

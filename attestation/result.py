@@ -50,17 +50,12 @@ class Check:
     reason: str
 
     def __post_init__(self) -> None:
-        if _NUMBER.fullmatch(self.number) is None:
-            raise ValueError(f"{self.number!r} is no check number")
+        _order_of(self.number)
 
     @property
     def order(self) -> tuple[int, int, int]:
         """Family, check and device ordinal (-1 for none): sorting by it gives the order of the specification."""
-        found = _NUMBER.fullmatch(self.number)
-        if found is None:
-            raise ValueError(f"{self.number!r} is no check number")
-        family, check, ordinal = found.groups()
-        return int(family), int(check), -1 if ordinal is None else int(ordinal)
+        return _order_of(self.number)
 
     def as_payload(self) -> dict[str, str]:
         """Give the check as JSON members."""
@@ -72,6 +67,14 @@ class Check:
             "expected": self.expected,
             "reason": self.reason,
         }
+
+
+def _order_of(number: str) -> tuple[int, int, int]:
+    found = _NUMBER.fullmatch(number)
+    if found is None:
+        raise ValueError(f"{number!r} is no check number")
+    family, check, ordinal = found.groups()
+    return int(family), int(check), -1 if ordinal is None else int(ordinal)
 
 
 @final

@@ -157,7 +157,7 @@ def _read_value(spec: RuleSpec, value: object, where: str) -> Value:
             return value
         if spec.kind == "hex" and re.fullmatch(f"[0-9a-f]{{{spec.hex_bytes * 2}}}", value):
             return value
-    _refuse("policy.rule.value", f"{where} = {value!a:.80}", expected, f"{where} is {spec.meaning}")
+    _refuse("policy.rule.value", f"{where} = {shown(value)}", expected, f"{where} is {spec.meaning}")
 
 
 _EXPECTED: dict[Kind, str] = {
@@ -165,6 +165,16 @@ _EXPECTED: dict[Kind, str] = {
     "integer": f"a whole number from 0 to {MAX_INTEGER}",
     "flag": "true or false",
 }
+
+
+def shown(value: object) -> str:
+    """Give a written value as short text without control characters, for an error's ``found``."""
+    if isinstance(value, str):
+        return ascii(value[:64])
+    # A number of thousands of digits cannot even be printed (it raises), so only small ones are.
+    if isinstance(value, int) and abs(value) <= 1 << 64:
+        return ascii(value)
+    return f"a value of type {type(value).__name__}"
 
 
 def write_rule(rule: Rule) -> dict[str, Any]:

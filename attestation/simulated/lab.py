@@ -205,9 +205,9 @@ def _write_directory(directory: Path, files: dict[str, bytes]) -> None:
                 file.write(content)
         partial.rename(directory)
     except OSError as error:
-        for name in files:
-            (partial / name).unlink(missing_ok=True)
         if partial.is_dir():
+            for name in files:
+                (partial / name).unlink(missing_ok=True)
             partial.rmdir()
         _refuse("write", f"{directory}: {error.strerror}", "a directory that can be written", "check path and space")
 
