@@ -7,6 +7,7 @@ reading, can delay its own messages only.
 
 from __future__ import annotations
 
+import select
 import socket
 import time
 
@@ -116,14 +117,11 @@ class Mailbox:
     def drain(self, seconds: float) -> None:
         """Send all that waits, for at most ``seconds``; used for a last message before the process ends."""
         deadline = time.monotonic() + seconds
+        poller = select.poll()
+        poller.register(self._sock, select.POLLOUT)
         while self._outward and self._open and (left := deadline - time.monotonic()) > 0:
-            self._sock.settimeout(left)
-            try:
-                del self._outward[: self._sock.send(bytes(self._outward[: 1 << 20]))]
-            except TimeoutError:
-                return
-            except OSError:
-                self._open = False
+            poller.poll(left * 1000)
+            self.flush()
 
     def close(self) -> None:
         """Close this end."""

@@ -28,13 +28,6 @@ class Overwritten:
     read_back_bytes: int
     nonzero_bytes: int
 
-    def __add__(self, other: Overwritten) -> Overwritten:
-        return Overwritten(
-            self.overwritten_bytes + other.overwritten_bytes,
-            self.read_back_bytes + other.read_back_bytes,
-            self.nonzero_bytes + other.nonzero_bytes,
-        )
-
 
 class Erasable(Protocol):
     """What of a slot (appliance/slot.py) the wipe needs."""

@@ -104,6 +104,10 @@ class Sealed:
             world=world,
         )
 
+    def owner_file(self) -> bytes:
+        """Give ``owner.pub.json``."""
+        return self.signer._public_envelope()
+
     def weights(self) -> dict[str, torch.Tensor]:
         return load_file(self.source / "model.safetensors")
 
