@@ -1,0 +1,253 @@
+"""The plan: every byte once, tiles aligned and cut where ranks need them, sections described by their digest."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from provisioning.geometry import COMMON_STREAM, FIRST_COLUMN, Geometry, Section, rank_streams
+from provisioning.layout import ALIGNMENT, Layout, Piece, TensorSpec, descriptor_digest, parallel_dimension
+from provisioning.stheader import DTYPE_BITS, tensor_bytes
+
+SEGMENT = 256 << 10
+
+NAMES = (
+    "model.embed_tokens.weight",
+    "model.layers.0.self_attn.q_proj.weight",
+    "model.layers.0.self_attn.k_proj.bias",
+    "model.layers.0.self_attn.o_proj.weight",
+    "model.layers.0.mlp.down_proj.weight",
+    "model.layers.0.mlp.down_proj.weight_scale_inv",
+    "model.layers.0.mlp.experts.down_proj",
+    "model.layers.0.input_layernorm.weight",
+)
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> list[TensorSpec]:
+    """Give tensors of all sizes of elements and any shape, cut as ``TensorSpec.plan`` cuts them."""
+    made: list[TensorSpec] = []
+    for number in range(draw(st.integers(1, 6))):
+        dtype = draw(st.sampled_from(sorted(DTYPE_BITS)))
+        shape = tuple(draw(st.lists(st.integers(0, 40), min_size=0, max_size=3)))
+        if draw(st.booleans()) and shape:
+            # Wide enough for several quantization blocks.
+            shape = (*shape[:-1], shape[-1] * 16)
+        if tensor_bytes(dtype, shape) is None:
+            shape = (*shape, 8)
+        name = f"p{number}.{draw(st.sampled_from(NAMES))}"
+        made.append(TensorSpec.plan(name, dtype, shape))
+    return made
+
+
+def tile_ranges(spec: TensorSpec, piece: Piece) -> list[tuple[int, int]]:
+    """Give the byte ranges of the tensor that a piece holds, in the piece's order."""
+    if spec.parallel is None:
+        return [(0, spec.nbytes)]
+    unit = math.prod(spec.shape[spec.parallel + 1 :]) * DTYPE_BITS[spec.dtype]
+    row = unit * spec.shape[spec.parallel]
+    return [
+        ((outer * row + piece.tile_start * unit) // 8, (outer * row + piece.tile_stop * unit) // 8)
+        for outer in range(math.prod(spec.shape[: spec.parallel]))
+    ]
+
+
+@settings(deadline=None)
+@given(specs(), st.sampled_from([1, 2, 4, 8]), st.sampled_from([8, 16]))
+def test_every_byte_of_every_tensor_lands_once_over_the_ranks(
+    tensors: list[TensorSpec], world: int, tiles: int
+) -> None:
+    layout = Layout(tensors, tiles)
+    seen = [bytearray(spec.nbytes) for spec in tensors]
+    for rank in range(world):
+        for stream in layout.rank_streams(rank, world):
+            if stream == COMMON_STREAM and rank:
+                continue
+            for piece in layout.streams[stream].pieces:
+                ranges = tile_ranges(tensors[piece.tensor_index], piece)
+                assert sum(stop - start for start, stop in ranges) == piece.length
+                for start, stop in ranges:
+                    for at in range(start, stop):
+                        seen[piece.tensor_index][at] += 1
+    assert all(count == 1 for tensor in seen for count in tensor)
+
+
+@settings(deadline=None)
+@given(specs(), st.sampled_from([1, 2, 8]))
+def test_pieces_of_a_stream_are_aligned_in_order_and_apart(tensors: list[TensorSpec], tiles: int) -> None:
+    for stream in Layout(tensors, tiles).streams:
+        end = 0
+        for piece in stream.pieces:
+            assert piece.stream == stream.number
+            assert piece.offset % ALIGNMENT == 0
+            assert 0 <= piece.offset - end < ALIGNMENT
+            assert piece.length > 0
+            end = piece.offset + piece.length
+        assert stream.length == end
+
+
+@settings(deadline=None)
+@given(specs(), st.sampled_from([1, 2, 4, 8]))
+def test_no_element_is_split_between_segments(tensors: list[TensorSpec], tiles: int) -> None:
+    for stream in Layout(tensors, tiles).streams:
+        for piece in stream.pieces:
+            bits = DTYPE_BITS[tensors[piece.tensor_index].dtype]
+            if bits >= 8:
+                assert (SEGMENT - piece.offset) % (bits // 8) == 0
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 8])
+def test_a_rank_opens_a_continuous_share_of_the_columns(world: int) -> None:
+    opened = [rank_streams(rank, world, tiles=8) for rank in range(world)]
+    assert all(streams[0] == COMMON_STREAM for streams in opened)
+    columns = [stream for streams in opened for stream in streams[1:]]
+    assert columns == list(range(FIRST_COLUMN, FIRST_COLUMN + 8))
+
+
+@pytest.mark.parametrize(("rank", "world"), [(0, 0), (0, 3), (2, 2), (-1, 2), (0, 16)])
+def test_refuses_ranks_that_the_tiles_do_not_divide_into(rank: int, world: int) -> None:
+    with pytest.raises(ValueError, match="rank"):
+        rank_streams(rank, world, tiles=8)
+
+
+DIMENSIONS = [
+    ("model.embed_tokens.weight", (100, 8), 0),
+    ("lm_head.weight", (100, 8), 0),
+    ("model.layers.3.self_attn.q_proj.weight", (8, 8), 0),
+    ("model.layers.3.self_attn.q_proj.bias", (8,), 0),
+    ("model.layers.3.self_attn.k_proj.weight", (4, 8), 0),
+    ("model.layers.3.self_attn.v_proj.weight", (4, 8), 0),
+    ("model.layers.3.self_attn.o_proj.weight", (8, 8), 1),
+    ("model.layers.3.self_attn.o_proj.bias", (8,), None),
+    ("model.layers.3.mlp.gate_proj.weight", (16, 8), 0),
+    ("model.layers.3.mlp.up_proj.weight_scale_inv", (2, 2), 0),
+    ("model.layers.3.mlp.down_proj.weight", (8, 16), 1),
+    ("model.layers.3.mlp.down_proj.weight_scale_inv", (2, 4), 1),
+    ("model.layers.3.mlp.down_proj.weight_scale", (8, 1), None),
+    ("model.layers.3.mlp.experts.7.w2.weight", (8, 16), 1),
+    ("model.layers.3.mlp.experts.7.gate_proj.weight", (16, 8), 0),
+    ("model.layers.3.mlp.experts.gate_up_proj", (4, 8, 32), 0),
+    ("model.layers.3.mlp.experts.down_proj", (4, 16, 8), 0),
+    ("model.layers.3.mlp.experts.down_proj_blocks", (4, 16, 2, 16), 0),
+    ("model.layers.3.mlp.gate.weight", (4, 8), None),
+    ("model.layers.3.mlp.gate_up_proj.weight", (32, 8), None),
+    ("model.layers.3.input_layernorm.weight", (8,), None),
+    ("model.norm.weight", (8,), None),
+    ("q_proj", (8, 8), 0),
+    ("q_proj.weight", (), None),
+    ("weight", (8,), None),
+    ("lm_head.weight", (1, 8), None),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "expected"), DIMENSIONS)
+def test_cuts_by_the_names_of_checkpoints(name: str, shape: tuple[int, ...], expected: int | None) -> None:
+    assert parallel_dimension(name, shape) == expected
+
+
+@pytest.mark.parametrize("size", [128, 576, 1000, 1024, 4096, 4100])
+def test_block_scales_are_cut_as_their_matrix_is(size: int) -> None:
+    matrix = TensorSpec.plan("m.down_proj.weight", "F8_E4M3", (256, size))
+    scales = TensorSpec.plan("m.down_proj.weight_scale_inv", "F32", (2, -(-size // 128)))
+    if scales.parallel is None:
+        return
+    for edge, block in zip(matrix.edges(8), scales.edges(8), strict=True):
+        assert edge == min(size, block * 128)
+
+
+def test_edges_lie_at_whole_heads_when_ranks_divide_the_heads() -> None:
+    keys = TensorSpec.plan("m.k_proj.weight", "BF16", (4 * 96, 64))
+    edges = keys.edges(8)
+    assert [edges[rank * 2] % 96 for rank in range(4)] == [0, 0, 0, 0]
+
+
+def test_leaves_whole_what_cannot_be_cut_at_bytes() -> None:
+    assert TensorSpec.plan("m.o_proj.weight", "F4", (2, 3)).parallel is None
+    assert TensorSpec.plan("m.o_proj.weight", "F4", (2, 256)).parallel == 1
+
+
+BAD_SPECS = [
+    TensorSpec("a", "Q9", (4,), None),
+    TensorSpec("a", "F4", (3,), None),
+    TensorSpec("a", "U8", (4,), 1),
+    TensorSpec("a", "U8", (1, 4), 0),
+    TensorSpec("a", "U8", (4,), -1),
+    TensorSpec("a", "F4", (2, 3), 1),
+    TensorSpec("a", "U8", (1 << 60, 1 << 60), None),
+]
+
+
+@pytest.mark.parametrize("spec", BAD_SPECS, ids=repr)
+def test_refuses_tensors_that_cannot_be_laid_out(spec: TensorSpec) -> None:
+    with pytest.raises(ValueError, match="tensor 0"):
+        Layout([spec], 8)
+
+
+@pytest.mark.parametrize("tiles", [0, 3, 128])
+def test_refuses_other_numbers_of_tiles(tiles: int) -> None:
+    with pytest.raises(ValueError, match="tiles"):
+        Layout([], tiles)
+
+
+def test_a_common_tensor_has_no_edges() -> None:
+    with pytest.raises(ValueError, match="common"):
+        TensorSpec("a", "U8", (4,), None).edges(8)
+
+
+@settings(deadline=None)
+@given(specs(), st.integers(1, 4))
+def test_a_section_names_just_the_pieces_that_touch_it(tensors: list[TensorSpec], most: int) -> None:
+    layout = Layout(tensors, 2)
+    size = 64
+    for stream in layout.streams:
+        count = -(-stream.length // size)
+        for first in range(0, count, most):
+            section = Section(0, stream.number, first, min(most, count - first), 0)
+            begin, end = first * size, (first + section.segments) * size
+            touching = tuple(
+                piece for piece in stream.pieces if piece.offset < end and piece.offset + piece.length > begin
+            )
+            assert layout.pieces_in(section, size) == touching
+
+
+SPEC = TensorSpec("m.q_proj.weight", "BF16", (16, 8), 0)
+PIECE = Piece(0, 2, 4, 3, 64, 32)
+
+CHANGED_SPECS = [
+    replace(SPEC, name="m.k_proj.weight"),
+    replace(SPEC, dtype="F16"),
+    replace(SPEC, shape=(8, 16)),
+    replace(SPEC, parallel=1),
+    replace(SPEC, parallel=None),
+]
+CHANGED_PIECES = [
+    replace(PIECE, tile_start=1),
+    replace(PIECE, tile_stop=5),
+    replace(PIECE, offset=128),
+    replace(PIECE, length=64),
+]
+
+
+def test_descriptor_digest_changes_with_each_part_of_the_plan() -> None:
+    plans = [((SPEC, PIECE),), (), ((SPEC, PIECE), (SPEC, PIECE))]
+    plans += [((spec, PIECE),) for spec in CHANGED_SPECS]
+    plans += [((SPEC, piece),) for piece in CHANGED_PIECES]
+    digests = {descriptor_digest(plan) for plan in plans}
+    assert len(digests) == len(plans)
+    assert all(len(digest) == 48 for digest in digests)
+
+
+def test_the_catalog_has_the_descriptor_of_the_empty_list() -> None:
+    layout = Layout([SPEC], 8)
+    section = Section(0, 0, 0, 1, 0)
+    assert layout.descriptor_digest(section, SEGMENT) == descriptor_digest(())
+
+
+def test_stream_segments_are_rounded_up_and_begin_with_the_catalog() -> None:
+    spec = TensorSpec.plan("norm.weight", "U8", (SEGMENT + 1,))
+    assert Layout([spec], 1).stream_segments(1, SEGMENT) == (1, 2, 0)
+    assert Geometry(segment_size=SEGMENT, section_bytes=SEGMENT, file_bytes=SEGMENT, streams=(1, 2, 0)).segments == 3
