@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import stat
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,15 +26,17 @@ def read_bounded(path: Path, *, limit: int) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         _input_failed(path, error)
-    with os.fdopen(descriptor, "rb") as stream:
-        if not os.path.isfile(descriptor):  # noqa: PTH113 - pathlib cannot look at an open descriptor
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise InputFailed(
                 "input.kind", found=f"{path} is no regular file", expected="a file", hint="check the path"
             )
-        try:
+        with os.fdopen(os.dup(descriptor), "rb") as stream:
             data = stream.read(limit + 1)
-        except OSError as error:
-            _input_failed(path, error)
+    except OSError as error:
+        _input_failed(path, error)
+    finally:
+        os.close(descriptor)
     if len(data) > limit:
         raise InputFailed(
             "input.size",

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attestation import dsse, strictjson
+from attestation.errors import FormatError
 from attestation.signature import PublicKeys
 from attestation.strictjson import Fields
 
@@ -32,5 +33,11 @@ def open_self_signed(
         SignatureRefused: the signature is not by those keys.
     """
     frame = Fields(strictjson.loads(envelope, limit=dsse.envelope_limit(limit)), "envelope")
+    # Said here too, so that another kind of file is called that and not a damaged one.
+    found = frame.text("payloadType", limit=128)
+    if found != dsse.payload_type(kind):
+        raise FormatError(
+            "envelope.type", found=found, expected=dsse.payload_type(kind), hint="this is another kind of file"
+        )
     unverified = strictjson.loads(frame.blob("payload", limit=limit), limit=limit)
     return dsse.verify(envelope, kind, [keys_of(unverified)], limit=limit)

@@ -1,4 +1,4 @@
-"""A whole exchange in small: an owner with keys and a ledger, a laboratory machine, a manifest, a clock that is told."""
+"""A whole exchange in small: an owner with keys and a ledger, a laboratory machine, a manifest, a told clock."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,8 +128,8 @@ class Exchange:
             clock=self.clock,
         )
 
-    def grant(self, asked: KeyRequest | bytes, **changes: object) -> bytes:
-        arguments = {
+    def grant(self, asked: KeyRequest | bytes, **changes: Any) -> bytes:
+        arguments: dict[str, Any] = {
             "signer": self.signer,
             "bundle_key": self.bundle_key,
             "manifest": self.manifest,
@@ -144,9 +145,9 @@ class Exchange:
         evidence = collect.collect(self.laboratory, binding)
         return appraise(evidence, binding=binding, policy=self.manifest.policy, at=self.clock.now())
 
-    def open(self, session: Session, envelope: bytes, **changes: object) -> Grant:
+    def open(self, session: Session, envelope: bytes, **changes: Any) -> Grant:
         sealed = SignedGrant.read(envelope, self.signer.owner)
-        arguments = {"manifest": self.manifest, "clock": self.clock} | changes
+        arguments: dict[str, Any] = {"manifest": self.manifest, "clock": self.clock} | changes
         if "result" not in arguments:
             arguments["result"] = self.appraised(session)
         return session.open(sealed, **arguments)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 from datetime import UTC, datetime, timedelta
@@ -57,7 +58,7 @@ def test_each_line_carries_the_digest_of_the_line_before(path: Path) -> None:
     _fill(path)
     lines = path.read_bytes().splitlines()
     assert json.loads(lines[0])["prev"] == "0" * 96
-    for before, line in zip(lines, lines[1:], strict=False):
+    for before, line in itertools.pairwise(lines):
         assert json.loads(line)["prev"] == hashlib.sha384(before).hexdigest()
     assert head_of(read_ledger(path)) == hashlib.sha384(lines[-1]).digest()
 

@@ -144,9 +144,9 @@ def test_a_child_cannot_use_the_secret_of_its_parent(protection: str) -> None:
 
 
 def test_the_descriptor_of_secret_memory_is_not_kept_open() -> None:
-    before = set(os.listdir("/proc/self/fd"))
+    before = set(Path("/proc/self/fd").iterdir())
     secret = SecretBytes(16)
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(Path("/proc/self/fd").iterdir()) == before
     secret.close()
 
 
