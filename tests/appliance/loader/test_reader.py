@@ -109,8 +109,8 @@ def test_short_reads_are_continued(file: int, monkeypatch: pytest.MonkeyPatch) -
 
 def test_closes_its_own_descriptors_only(file: int) -> None:
     evict(file)
-    before = set(os.listdir("/proc/self/fd"))
+    before = set(Path("/proc/self/fd").iterdir())
     with Reader({0: file}):
-        assert set(os.listdir("/proc/self/fd")) - before != set()
-    assert set(os.listdir("/proc/self/fd")) == before
+        assert set(Path("/proc/self/fd").iterdir()) - before != set()
+    assert set(Path("/proc/self/fd").iterdir()) == before
     os.fstat(file)
