@@ -206,7 +206,9 @@ class Agent:
         self.zeroize(f"fault {error.code}")
 
     def zeroize(self, reason: str, *, hold_seconds: float = 0.0) -> asyncio.Task[int]:
-        """Begin to forget everything; the first call decides, later ones join it."""
+        """Begin to forget everything; the first call decides, and a later one joins it and ends its hold."""
+        if self.drill is not None and not hold_seconds:
+            self.drill.release.set()
         if self._ending is None:
             self.state = after(self.state, Event.ZEROIZE_ASKED)
             self._ending = asyncio.get_running_loop().create_task(self._forget(reason, hold_seconds))

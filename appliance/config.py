@@ -6,7 +6,6 @@ SHA-384 of the file's bytes is part of the attestation request.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import re
 import tomllib
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from appliance.errors import ConfigError
+from attestation.nearest import nearest
 
 DEFAULT_PATH = Path("/etc/lethe/lethe.toml")
 _NODE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
@@ -201,12 +201,11 @@ def parse(data: bytes, *, base: Path) -> Config:
 def _refuse_unknown(given: dict[str, Any], known: Any, prefix: str) -> None:
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, list(known), 1)
             raise ConfigError(
                 "config.unknown",
                 found=f"{prefix}{name}",
-                expected=", ".join(f"{prefix}{other}" for other in known),
-                hint=f"did you mean {prefix}{near[0]}?" if near else "remove it; docs/configuration.md lists every key",
+                expected="a key of docs/configuration.md",
+                hint=nearest(f"{prefix}{name}", [f"{prefix}{other}" for other in known]),
             )
 
 

@@ -1,9 +1,9 @@
 """The control socket: how operators and consoles reach the agent.
 
 One JSON object a line, in both directions, over a Unix socket. A client sends ``{"command": ...}`` and reads lines
-until one has ``"event": "done"`` or ``"event": "error"``; lines with ``"event": "progress"`` may come before. The kernel
-says who is calling (SO_PEERCRED); the two groups of the configuration decide what they may do. No answer has a field for
-keys, prompts or answers of the model.
+until one has ``"event": "done"`` or ``"event": "error"``; lines with ``"event": "progress"`` may come before. The
+kernel says who is calling (SO_PEERCRED); the two groups of the configuration decide what they may do. No answer has a
+field for keys, prompts or answers of the model.
 """
 
 from __future__ import annotations

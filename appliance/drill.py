@@ -39,6 +39,7 @@ class Drill:
 
     Attributes:
         wiped: set when all overwriting is done and the processes still live.
+        release: set to end the hold early.
         record_path: the signed record, once written.
     """
 
@@ -63,6 +64,7 @@ class Drill:
         self._api = api
         self._ranks = ranks
         self.wiped = asyncio.Event()
+        self.release = asyncio.Event()
         self.record_path: Path | None = None
 
     async def run(self, *, hold_seconds: float) -> bool:
@@ -81,10 +83,10 @@ class Drill:
         results = await asyncio.gather(*(self._wipe(rank) for rank in self._ranks))
         seconds = self._clock.monotonic() - began
         self.wiped.set()
-        if hold_seconds and all(results):
-            await asyncio.sleep(hold_seconds)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.release.wait(), hold_seconds)
         left = await self._end_processes()
-        complete = all(result is not None and result.nonzero_bytes == 0 for result in results) and left
+        complete = left and all(result is not None and _all_zero(result) for result in results)
         recorded = await self._record(results, milliseconds=round(seconds * 1000), complete=complete)
         self._custody.session.wipe()
         return complete and recorded
@@ -121,6 +123,7 @@ class Drill:
             reason=self._reason,
             session_digest=self._custody.session.digest,
             manifest_digest=self._custody.manifest.digest,
+            epoch=self._custody.manifest.epoch,
             devices=tuple(_device_wipe(rank.device, result) for rank, result in zip(self._ranks, results, strict=True)),
             milliseconds=milliseconds,
             complete=complete,
@@ -154,12 +157,21 @@ class Drill:
 
 def _device_wipe(device: str, result: Wiped | None) -> DeviceWipe:
     if result is None:
-        return DeviceWipe(device, overwritten_bytes=0, read_back_bytes=0, nonzero_bytes=0, staging_bytes=0, shown=False)
+        result = Wiped(device, overwritten_bytes=0, read_back_bytes=0, nonzero_bytes=0, staging_bytes=0, seconds=0)
+        return _as_record(device, result, shown=False)
+    return _as_record(device, result, shown=_all_zero(result))
+
+
+def _all_zero(result: Wiped) -> bool:
+    return result.nonzero_bytes == 0 and result.read_back_bytes >= result.overwritten_bytes
+
+
+def _as_record(device: str, result: Wiped, *, shown: bool) -> DeviceWipe:
     return DeviceWipe(
-        device,
+        device=device,
         overwritten_bytes=result.overwritten_bytes,
         read_back_bytes=result.read_back_bytes,
         nonzero_bytes=result.nonzero_bytes,
         staging_bytes=result.staging_bytes,
-        shown=result.nonzero_bytes == 0,
+        shown=shown,
     )

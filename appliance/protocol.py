@@ -426,7 +426,7 @@ class AsyncChannel:
     @classmethod
     async def over(cls, sock: socket.socket) -> AsyncChannel:
         """Wrap a connected socket."""
-        sock.setblocking(False)  # noqa: FBT003
+        sock.setblocking(False)
         return cls(*await asyncio.open_connection(sock=sock, limit=1 << 20))
 
     async def send(self, message: Message) -> None:

@@ -6,6 +6,7 @@ By construction it has no field for keys, prompts, answers or tokens, so none ca
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import TYPE_CHECKING, Any
 
 from appliance.lifecycle import State
@@ -14,8 +15,6 @@ from attestation.appraise import render
 if TYPE_CHECKING:
     from appliance.agent import Agent
     from appliance.ranklink import RankLink
-
-SCHEMA = 1
 
 # What an operator can do next, by state.
 _NEXT = {
@@ -31,7 +30,6 @@ _NEXT = {
 def snapshot(agent: Agent) -> dict[str, Any]:
     """Give the state of the agent as JSON members; docs/control.md describes each."""
     return {
-        "schema": SCHEMA,
         "node": agent.config.node.name,
         "state": agent.state.value,
         "next": _NEXT.get(agent.state, "wait: this state passes by itself"),
@@ -96,4 +94,4 @@ def _device(rank: RankLink) -> dict[str, Any]:
 
 def _processes(agent: Agent) -> dict[str, int]:
     running = [rank.child for rank in agent.ranks] + ([agent.api] if agent.api else [])
-    return {child.name: child.pid for child in running if child.running}
+    return {"agent": os.getpid()} | {child.name: child.pid for child in running if child.running}

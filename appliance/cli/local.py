@@ -11,12 +11,12 @@ import click
 
 from appliance import config
 from appliance.api import access
-from appliance.cli.operate import emit, json_option, say
 from appliance.config import Config
 from appliance.hardening import harden_process, restart_clean
 from attestation.clock import SystemClock
 from attestation.simulated import lab
-from provisioning.bundle import Bundle, verify_bundle
+from provisioning import bundle as sealed
+from provisioning.cli.report import emit, json_option, say
 from provisioning.files import read_bounded
 from provisioning.ownerkey import OwnerKey
 
@@ -29,7 +29,7 @@ def agent(path: Path) -> None:
     """Run the appliance in the foreground until it is zeroized."""
     restart_clean("appliance.cli")
     harden_process()
-    from appliance.agent import Agent  # noqa: PLC0415 - after the restart, and not for the other commands
+    from appliance.agent import Agent  # after the restart, and not for the other commands
 
     raise click.exceptions.Exit(asyncio.run(Agent(config.load(path)).run()))
 
@@ -41,7 +41,7 @@ def check_config(path: Path, *, as_json: bool) -> None:
     """Read the configuration and say what is wrong with it."""
     read = config.load(path)
     if as_json:
-        emit({"schema": 1, "config": str(path), "sha384": read.digest.hex(), "node": read.node.name})
+        emit({"config": str(path), "sha384": read.digest.hex(), "node": read.node.name})
     else:
         click.echo(f"{path}: good; node {read.node.name}, sha384 {read.digest.hex()[:16]}")
 
@@ -56,10 +56,11 @@ def verify(path: Path, bundle: Path, owner_key: Path | None, *, as_json: bool) -
     trusted = owner_key or config.load(path).model.owner_key
     owner = OwnerKey.read(read_bounded(trusted, limit=MAX_OWNER_KEY))
     began = time.monotonic()
-    report = verify_bundle(Bundle.open(bundle, [owner]), progress=None)
+    with sealed.Bundle.open(bundle, [owner]) as opened:
+        report = sealed.verify(opened)
     seconds = time.monotonic() - began
     if as_json:
-        emit({"schema": 1, "bundle": str(bundle)} | report.as_payload())
+        emit({"bundle": str(bundle), **report.as_payload()})
     else:
         click.echo(f"{bundle}: whole and signed by {owner.name}; {report.bytes} bytes in {seconds:.1f} s")
 
@@ -72,7 +73,7 @@ def lab_root(out: Path, devices: int, *, as_json: bool) -> None:
     """Make a laboratory root on the spot, for SIMULATED evidence only."""
     root = lab.create(out, devices=devices, at=SystemClock().now())
     if as_json:
-        emit({"schema": 1, "lab_dir": str(out), "root": root.root_digest, "simulated": True})
+        emit({"lab_dir": str(out), "root": root.root_digest, "simulated": True})
     else:
         click.echo(root.root_digest)
         say("SIMULATED: this root proves nothing about a machine; name it in a laboratory policy as simulated.root")
@@ -100,7 +101,7 @@ def apikey_list(path: Path, *, as_json: bool) -> None:
     """List labels and dates; keys cannot be shown."""
     entries = access.list_keys(_keys_file(path))
     if as_json:
-        emit({"schema": 1, "keys": [entry.as_payload() for entry in entries]})
+        emit({"keys": [entry.as_payload() for entry in entries]})
         return
     for entry in entries:
         click.echo(entry.describe())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,23 +13,11 @@ from appliance import config
 from appliance.control import ask
 from appliance.errors import NotServing
 from attestation.strictjson import b64, decode_b64
-from provisioning.cli.report import fingerprint
+from provisioning.cli.report import emit, fingerprint, json_option, say
 from provisioning.files import read_bounded, refuse_existing, write_new
 
 MAX_ENVELOPE = 4 << 20
 _BAR = 30
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-
-
-def say(text: str) -> None:
-    """Print a line for people to standard error."""
-    click.echo(text, err=True)
-
-
-def emit(members: dict[str, Any]) -> None:
-    """Print a result as JSON to standard output."""
-    click.echo(json.dumps(members, sort_keys=True))
 
 
 @click.command()
@@ -63,7 +50,7 @@ def request(path: Path, challenge_path: Path, out: Path, *, as_json: bool) -> No
     envelope = decode_b64(answer["envelope"], "request", limit=MAX_ENVELOPE)
     write_new(out, envelope)
     if as_json:
-        emit({"schema": 1, "request": str(out), "bytes": len(envelope), "fingerprint": fingerprint(envelope)})
+        emit({"request": str(out), "bytes": len(envelope), "fingerprint": fingerprint(envelope)})
     else:
         click.echo(f"request {fingerprint(envelope)} written to {out}, {len(envelope)} bytes")
         say("carry it to the owner; the grant that answers it opens in this agent only, until it stops")

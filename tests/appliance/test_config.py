@@ -43,8 +43,8 @@ def test_relative_paths_are_relative_to_the_file() -> None:
     ("text", "code", "in_message"),
     [
         pytest.param("a = = 1\n", "config.syntax", "line 1", id="no toml"),
-        pytest.param(MINIMAL + "[nodes]\n", "config.unknown", "did you mean node?", id="unknown section"),
-        pytest.param(MINIMAL + "prot = 1\n", "config.unknown", "did you mean api.port?", id="unknown key"),
+        pytest.param(MINIMAL + "[nodes]\n", "config.unknown", "did you mean node", id="unknown section"),
+        pytest.param(MINIMAL + "prot = 1\n", "config.unknown", "did you mean api.port", id="unknown key"),
         pytest.param(MINIMAL.replace('name = "node-1"', ""), "config.missing", "node.name", id="missing"),
         pytest.param(MINIMAL + 'port = "1"\n', "config.type", "a whole number", id="type"),
         pytest.param(MINIMAL + "port = true\n", "config.type", "a whole number", id="bool for int"),
