@@ -45,6 +45,9 @@ def weave(source: Source, layout: Layout, catalog: bytes, sinks: Sequence[Sink])
             sink.align()
             if sink.position != piece.offset:
                 raise ValueError(f"stream {piece.stream} is at {sink.position}, not at {piece.offset}")
+        if not pieces:
+            # A tensor without elements.
+            continue
         shard = source.shards[item.shard]
         _Tensor(shard.descriptor, shard.name, item.info.start, spec, pieces).put(sinks, block)
 
@@ -60,10 +63,10 @@ class _Tensor:
         self._rows = spec.outer
         # Bytes of a piece's slice of one row, and of a whole row.
         self._widths = [piece.length // spec.outer for piece in pieces]
-        self._stride = spec.nbytes // spec.outer if pieces else 0
+        self._stride = spec.nbytes // spec.outer
 
     def put(self, sinks: Sequence[Sink], block: bytearray) -> None:
-        if self._rows == 1 or min(self._widths, default=0) >= DIRECT_BYTES or self._stride > len(block):
+        if self._rows == 1 or min(self._widths) >= DIRECT_BYTES or self._stride > len(block):
             self._put_directly(sinks)
         else:
             self._put_by_blocks(sinks, block)

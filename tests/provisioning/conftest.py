@@ -54,7 +54,7 @@ def lab_policy() -> AppraisalPolicy:
 
 @pytest.fixture(scope="session")
 def packed(tmp_path_factory: pytest.TempPathFactory, lab_signer: OwnerSigner, lab_policy: AppraisalPolicy) -> Packed:
-    """A model of about 5 MB in 256 KiB segments, at most 3 to a section and 2 to a file."""
+    """A model of about 5 MB in 256 KiB segments, at most two to a section and one to a file."""
     directory = tmp_path_factory.mktemp("packed")
     tensors = modelfiles.llama(hidden=192, inter=768, layers=4, vocab=2048)
     source = modelfiles.write_model(directory / "model", tensors, shards=2)
@@ -67,8 +67,8 @@ def packed(tmp_path_factory: pytest.TempPathFactory, lab_signer: OwnerSigner, la
         name="small",
         out=directory / "bundle",
         segment_size=SEGMENT,
-        section_bytes=3 * SEGMENT,
-        file_cap=2 * SEGMENT,
+        section_bytes=2 * SEGMENT,
+        file_cap=SEGMENT,
     )
     return Packed(source, directory / "bundle", keys, lab_signer, tensors)
 
