@@ -6,7 +6,6 @@ import contextlib
 import errno
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -557,7 +556,6 @@ def test_memory_is_bounded_on_a_model_larger_than_the_bound(tmp_path: Path) -> N
     done = run_python(PEAK, tmp_path)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < PEAK_BYTES
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss > 0
 
 
 def test_buffers_are_given_back_after_a_pack(tmp_path: Path, model: Path, packer: Pack) -> None:
