@@ -59,7 +59,7 @@ async def start_api(engine: socket.socket) -> Child:
         engine: the API's end of the channel to the engine; closed here once the child has it.
     """
     with engine:
-        return await _start("api", "appliance.api", {"--engine": engine.fileno()})
+        return await _start("api", "appliance.api", {"--engine": engine.fileno()}, wipe_all_frees=True)
 
 
 async def start_rank(index: int, engine: socket.socket) -> tuple[Child, int]:
@@ -84,7 +84,7 @@ async def start_rank(index: int, engine: socket.socket) -> tuple[Child, int]:
     return child, key_write
 
 
-async def _start(name: str, module: str, descriptors: dict[str, int]) -> Child:
+async def _start(name: str, module: str, descriptors: dict[str, int], *, wipe_all_frees: bool = False) -> Child:
     ours, theirs = socket.socketpair()
     with theirs:
         descriptors = {"--control": theirs.fileno()} | descriptors
@@ -97,7 +97,7 @@ async def _start(name: str, module: str, descriptors: dict[str, int]) -> Child:
             module,
             *arguments,
             stdin=asyncio.subprocess.DEVNULL,
-            env=clean_environment(os.environ),
+            env=clean_environment(os.environ, wipe_all_frees=wipe_all_frees),
             pass_fds=tuple(descriptors.values()),
             start_new_session=True,
         )

@@ -106,14 +106,13 @@ class Drill:
 
     async def _end_processes(self) -> bool:
         """End all children; says whether none had to be killed."""
-        for rank in self._ranks:
-            with suppress(OSError):
-                await rank.child.channel.send(Exit())
-        left = await asyncio.gather(*(rank.end(_LEAVE_SECONDS) for rank in self._ranks))
         if self._api is not None:
             self._api.channel.close()
             await self._api.end(_LEAVE_SECONDS)
-        return all(left)
+        for rank in self._ranks:
+            with suppress(OSError):
+                await rank.child.channel.send(Exit())
+        return all(await asyncio.gather(*(rank.end(_LEAVE_SECONDS) for rank in self._ranks)))
 
     async def _record(self, results: Sequence[Wiped | None], *, milliseconds: int, complete: bool) -> bool:
         """Sign and write the record, print it to the journal; says whether both are on the disk."""

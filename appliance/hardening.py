@@ -48,6 +48,13 @@ _FIXED = {
     "MKL_DISABLE_FAST_MM": "1",
 }
 
+# Python's debug hooks over malloc, and a glibc that overwrites every freed block; its per-thread cache would skip that
+# (mallopt(3) M_PERTURB, glibc tunables manual). It reaches the tokenizer's, the parser's and the TLS library's copies.
+_WIPE_ALL_FREES = {
+    "PYTHONMALLOC": "malloc_debug",
+    "GLIBC_TUNABLES": "glibc.malloc.perturb=165:glibc.malloc.tcache_count=0",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Fact:
@@ -79,9 +86,15 @@ def harden_process() -> None:
     os.umask(0o077)
 
 
-def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Give the environment of a process of the appliance: the allowed names and the fixed values."""
-    return {name: environment[name] for name in _KEPT if name in environment} | _FIXED
+def clean_environment(environment: Mapping[str, str], *, wipe_all_frees: bool = False) -> dict[str, str]:
+    """Give the environment of a process of the appliance: the allowed names and the fixed values.
+
+    Args:
+        environment: that of this process.
+        wipe_all_frees: also overwrite what C libraries free; for processes that see prompts as text.
+    """
+    kept = {name: environment[name] for name in _KEPT if name in environment}
+    return kept | _FIXED | (_WIPE_ALL_FREES if wipe_all_frees else {})
 
 
 def restart_clean(module: str) -> None:
@@ -125,7 +138,7 @@ def _locked_memory() -> Fact:
 
 def _allocator() -> Fact:
     seen = os.environ.get("PYTHONMALLOC", "default")
-    return _fact("allocator", seen, "start through lethe agent, which sets PYTHONMALLOC=debug", good=seen == "debug")
+    return _fact("allocator", seen, "start through lethe agent, which sets PYTHONMALLOC=debug", good=seen in ("debug", "malloc_debug"))
 
 
 def _hibernation() -> Fact:
