@@ -104,7 +104,7 @@ def write_new(path: Path, data: bytes, *, mode: int = 0o644) -> None:
             "output.failed",
             found=f"{path}: {(error.strerror or 'not written').lower()}",
             expected="room and permission to write",
-            hint="check the disk and the directory; nothing was left behind",
+            hint="check the disk and the directory, then try again",
         ) from None
 
 

@@ -26,6 +26,7 @@ from provisioning.fingerprint import fingerprint
 from provisioning.grant import Grant, GrantStatement, SignedGrant, expired, require_key
 from provisioning.keystore import BUNDLE_KEY_BYTES
 from provisioning.manifest import SignedManifest
+from provisioning.ownerkey import Purpose
 from provisioning.secret import SecretBytes
 from provisioning.sessionkeys import SUITE, SessionKeys
 
@@ -109,7 +110,7 @@ class Session:
         statement = sealed.statement
         asked = self._match_request(statement)
         self._match_manifest(sealed, manifest)
-        _match_result(statement, asked.binding, result)
+        _match_result(statement, asked.binding, result, purpose=manifest.purpose)
         deadline = asked.monotonic + statement.terms.seconds
         if clock.monotonic() > deadline:
             raise expired(statement.terms.seconds)
@@ -193,7 +194,7 @@ class Session:
         )
 
 
-def _match_result(statement: GrantStatement, bound: Binding, result: AttestationResult) -> None:
+def _match_result(statement: GrantStatement, bound: Binding, result: AttestationResult, *, purpose: Purpose) -> None:
     """Check that the machine was appraised again as the same machine, boot, keys and configuration."""
     names = [field.name for field in fields(Binding) if field.name != "nonce"]
     differing = [name for name in names if getattr(result.binding, name) != getattr(bound, name)]
@@ -204,11 +205,13 @@ def _match_result(statement: GrantStatement, bound: Binding, result: Attestation
             "the binding of the request",
             "make a new request; something changed since the last one",
         )
-    if statement.assurance != result.assurance:
+    # The second half repeats what the manifest's reader refused before: a production bundle and simulated evidence
+    # never meet, whatever was missed elsewhere.
+    if statement.assurance != result.assurance or (purpose == "production" and result.assurance != "production"):
         _refuse(
             "grant.assurance",
-            f"a {statement.assurance} grant on a machine appraised as {result.assurance}",
-            "one assurance",
+            f"a {statement.assurance} grant of a {purpose} bundle on a machine appraised as {result.assurance}",
+            "one assurance, and production for a production bundle",
             "make a new request on this machine",
         )
 

@@ -3,11 +3,13 @@ from __future__ import annotations
 import json
 import os
 import pty
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from attestation.simulated import lab
@@ -453,6 +455,72 @@ def test_refuses_two_different_answers(out: Path) -> None:
     status, seen = _at_a_terminal(words, [b"correct horse battery", b"incorrect horse battery"])
     assert status == 6
     assert b"passphrase.differs" in seen
+
+
+def test_without_a_terminal_the_options_are_named(tmp_path: Path, exchange: Any, key_directory: Path) -> None:
+    words = ["challenge", str(exchange.write_bundle()), "--keys", str(key_directory), "--out", str(tmp_path / "out")]
+    done = subprocess.run(
+        [sys.executable, "-m", "provisioning.cli", *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        start_new_session=True,
+    )
+    assert done.returncode == 2
+    assert "passphrase.terminal" in done.stderr
+    assert "--passphrase-file" in done.stderr
+
+
+def test_an_unreadable_passphrase_is_refused(owner: Owner, out: Path) -> None:
+    words = ("keygen", "--purpose", "lab", "--out", out)
+    assert owner.refusal(*words, "--passphrase-file", out.with_name("nothing")) == (2, "passphrase.read")
+    assert owner.refusal(*words, "--passphrase-fd", 987) == (2, "passphrase.read")
+
+
+def test_help_and_version_end_with_0(owner: Owner) -> None:
+    status, said, _ = owner.run("--help")
+    assert status == 0
+    assert "keygen" in said
+
+
+def _program(action: Callable[[], None]) -> click.Group:
+    return click.Group("g", commands=[click.Command("go", callback=action)])
+
+
+def _raise(error: BaseException) -> Callable[[], None]:
+    def action() -> None:
+        raise error
+
+    return action
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (KeyboardInterrupt(), 130),
+        (click.Abort(), 130),
+        (click.ClickException("odd"), 1),
+        (BrokenPipeError(), 1),
+        (click.exceptions.Exit(10), 10),
+    ],
+    ids=["interrupt", "abort", "click", "pipe", "exit"],
+)
+def test_every_end_has_its_status(error: BaseException, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    with pytest.raises(SystemExit) as caught:
+        run(_program(_raise(error)), "program", ["go"])
+    assert caught.value.code == status
+
+
+def test_a_fault_in_the_program_is_not_hidden() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run(_program(_raise(ZeroDivisionError())), "program", ["go"])
+
+
+def test_a_book_that_cannot_be_made_is_refused(owner: Owner, out: Path) -> None:
+    words = owner.challenge_words(out / "in" / "no" / "directory")
+    assert owner.refusal(*words, "--count", 2) == (74, "output.failed")
 
 
 def test_a_name_from_a_file_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:

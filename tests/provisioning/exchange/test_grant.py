@@ -179,6 +179,11 @@ def test_hand_over_to_a_rank_that_has_gone_is_refused_and_wipes(grant: Grant) ->
     os.close(writer)
 
 
+def test_half_a_key_in_a_pipe_is_refused(grant: Grant, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "writev", lambda descriptor, views: 16)
+    assert _refusal(lambda: grant.hand_over([0])) == "grant.handover"
+
+
 def test_hand_over_past_the_seconds_writes_nothing(exchange: Any, grant: Grant) -> None:
     reader, writer = os.pipe()
     exchange.clock.pass_seconds(601)

@@ -125,6 +125,38 @@ def test_a_file_in_the_way_of_a_key_directory_is_refused(tmp_path: Path) -> None
     assert caught.value.code == "output.failed"
 
 
+def test_a_read_that_fails_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "in").write_bytes(b"data")
+
+    def broken(descriptor: int) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "dup", broken)
+    with pytest.raises(InputFailed) as caught:
+        read_bounded(tmp_path / "in", limit=5)
+    assert caught.value.code == "input.failed"
+
+
+@pytest.mark.parametrize(("number", "refused"), [(errno.EINVAL, False), (errno.EIO, True)])
+def test_only_a_file_system_that_cannot_sync_directories_is_excused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, refused: bool
+) -> None:
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    if not refused:
+        write_new(tmp_path / "out", b"data")
+        return
+    with pytest.raises(OutputFailed) as caught:
+        write_new(tmp_path / "out", b"data")
+    assert caught.value.code == "output.failed"
+
+
 def test_a_fingerprint_is_the_first_sixteen_digits_in_groups() -> None:
     assert fingerprint(bytes.fromhex("1f0a77c309bed2e4") + bytes(40)) == "1f0a-77c3-09be-d2e4"
 

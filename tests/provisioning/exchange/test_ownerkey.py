@@ -239,6 +239,16 @@ def test_refuses_a_bundle_key_file_with_one_flipped_bit(saved: Path, signer: Own
     assert caught.value.code == "owner.bundle.damaged"
 
 
+def test_refuses_a_bundle_key_file_too_short_for_a_key(saved: Path, signer: OwnerSigner) -> None:
+    signer.store_bundle_key(saved, BUNDLE, _secret(b"K" * 32))
+    path = saved / "bundles" / f"{BUNDLE.hex()}.key"
+    members = json.loads(path.read_bytes()) | {"sealed": strictjson.b64(bytes(16))}
+    path.write_bytes(strictjson.dumps(members))
+    with pytest.raises(KeyRefused) as caught:
+        signer.bundle_key(saved, BUNDLE)
+    assert caught.value.code == "owner.bundle.damaged"
+
+
 def test_a_bundle_key_is_never_overwritten(saved: Path, signer: OwnerSigner) -> None:
     signer.store_bundle_key(saved, BUNDLE, _secret(b"K" * 32))
     with pytest.raises(OutputFailed) as caught:

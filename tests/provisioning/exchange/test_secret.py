@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import errno
 import os
 import pickle
 import subprocess
@@ -193,6 +194,64 @@ def test_pages_that_cannot_be_protected_are_refused(call: str, monkeypatch: pyte
     with pytest.raises(SecretMemoryRefused) as caught:
         SecretBytes(32)
     assert caught.value.code == "secret.memory"
+
+
+def test_a_kernel_without_secret_memory_gives_locked_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module._libc, "syscall", lambda *_: -1)
+    assert SecretBytes(16).protection == "locked"
+
+
+@pytest.mark.parametrize("step", ["size", "mapping", "fork"])
+def test_secret_memory_that_fails_on_the_way_gives_locked_pages(
+    step: str, protection: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if protection == "locked":
+        return
+
+    def refuse(*_: object) -> None:
+        raise OSError
+
+    real_map, real_madvise = module._map, module._libc.madvise
+    if step == "size":
+        monkeypatch.setattr(os, "ftruncate", refuse)
+    elif step == "mapping":
+        monkeypatch.setattr(module, "_map", lambda size, flags, fd: None if fd >= 0 else real_map(size, flags, fd))
+    else:
+        monkeypatch.setattr(
+            module._libc,
+            "madvise",
+            lambda at, size, advice: -1 if advice == module._MADV_DONTFORK else real_madvise(at, size, advice),
+        )
+    assert SecretBytes(16).protection == "locked"
+
+
+def test_no_memory_at_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_map", lambda *_: None)
+    with pytest.raises(SecretMemoryRefused):
+        SecretBytes(16)
+
+
+def test_refuses_a_kernel_that_gives_no_random_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    ctypes.set_errno(errno.ENOSYS)
+    monkeypatch.setattr(module._libc, "getrandom", lambda *_: -1)
+    monkeypatch.setattr(ctypes, "get_errno", lambda: errno.ENOSYS)
+    with pytest.raises(SecretMemoryRefused) as caught:
+        SecretBytes.random(16)
+    assert caught.value.code == "secret.random"
+
+
+def test_random_goes_on_after_a_signal_and_after_half_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([-1, 10, 6])
+    asked: list[int] = []
+
+    def getrandom(start: int, size: int, flags: int) -> int:
+        asked.append(size)
+        return next(answers)
+
+    monkeypatch.setattr(module._libc, "getrandom", getrandom)
+    monkeypatch.setattr(ctypes, "get_errno", lambda: errno.EINTR)
+    SecretBytes.random(16)
+    assert asked == [16, 16, 6]
 
 
 def test_wipes_what_is_left_when_the_process_ends() -> None:

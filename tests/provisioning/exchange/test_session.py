@@ -1,18 +1,19 @@
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from attestation import dsse
+from attestation import dsse, strictjson
 from attestation.signature import PublicKeys
 from provisioning.errors import ExchangeRefused, KeyRefused
 from provisioning.grant import SignedGrant
 from provisioning.manifest import SignedManifest
 from provisioning.secret import SecretBytes
-from provisioning.session import MAX_OPEN_REQUESTS, Session
+from provisioning.session import MAX_OPEN_REQUESTS, Session, _match_result
 from provisioning.sessionkeys import SessionKeys
 
 
@@ -198,3 +199,30 @@ def test_seals_nothing_to_public_keys_that_are_no_keys(half: str, session: Sessi
     with pytest.raises(ExchangeRefused) as caught:
         SessionKeys(values["mlkem1024"], values["p384"], record).seal(memoryview(secrets.token_bytes(32)), b"")
     assert caught.value.code == "session.keys"
+
+
+def test_refuses_a_grant_of_another_assurance_than_the_machines(exchange: Any, session: Session) -> None:
+    payload = json.loads(_grant_payload(exchange, exchange.request(session))) | {"assurance": "production"}
+    forged = dsse.sign("grant", strictjson.dumps(payload), [exchange.signer._keys])
+    assert _refusal(exchange, session, forged).code == "grant.assurance"
+
+
+def test_simulated_evidence_opens_no_production_bundle_whatever_was_missed_before(
+    exchange: Any, session: Session
+) -> None:
+    sealed = SignedGrant.read(exchange.grant(exchange.request(session)), exchange.signer.owner)
+    with pytest.raises(ExchangeRefused) as caught:
+        _match_result(
+            sealed.statement,
+            exchange.binding(session, bytes(32)),
+            exchange.appraised(session),
+            purpose="production",
+        )
+    assert caught.value.code == "grant.assurance"
+
+
+def test_closing_a_session_wipes_it(session: Session) -> None:
+    session.close()
+    with pytest.raises(ExchangeRefused) as caught:
+        session.sign("wipe-record", b"{}")
+    assert caught.value.code == "session.wiped"
