@@ -21,6 +21,7 @@ _BREACHES = {
     "mint-attestation": ("attestation/evidence.py", "from attestation._seal import MINT"),
     "mint-provisioning": ("provisioning/ledger.py", "from provisioning._seal import MINT"),
     "mint-appliance": ("appliance/agent.py", "from appliance._seal import MINT"),
+    "cycles": ("provisioning/secret.py", "import provisioning.segment"),
 }
 
 
