@@ -33,7 +33,8 @@ def map_private(nbytes: int) -> mmap.mmap:
     Raises:
         DeviceFault: ``slot.memory`` when the kernel has no room.
     """
-    length = round_up(max(nbytes, 1), PAGE)
+    # The kernel lays a mapping out for huge pages only when it is whole huge pages long.
+    length = round_up(max(nbytes, 1), _HUGE if nbytes >= _HUGE else PAGE)
     try:
         pages = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
@@ -56,12 +57,12 @@ def address(pages: mmap.mmap) -> int:
     return ctypes.addressof(ctypes.c_ubyte.from_buffer(pages))
 
 
-def lock(pages: mmap.mmap) -> bool:
-    """Keep the pages in memory, and say whether the kernel agreed; raises the soft limit to the hard one first."""
+def lock(pages: mmap.mmap, nbytes: int) -> bool:
+    """Keep the first bytes in memory and say whether the kernel agreed; first raises the soft limit to the hard one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
-    return bool(_libc.mlock(address(pages), len(pages)) == 0)
+    return bool(_libc.mlock(address(pages), nbytes) == 0)
 
 
 def map_locked(nbytes: int) -> mmap.mmap:
@@ -73,7 +74,7 @@ def map_locked(nbytes: int) -> mmap.mmap:
         DeviceFault: ``slot.memory`` when the kernel has no room.
     """
     pages = map_private(nbytes)
-    if not lock(pages):
+    if not lock(pages, nbytes):
         limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
         raise ConfigError(
             "ring.memlock",

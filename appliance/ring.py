@@ -52,7 +52,7 @@ class Ring:
 
     Args:
         slot: gives the memory.
-        ring_bytes: most plaintext that may be in host memory at once.
+        ring_bytes: most memory that is taken and locked, and so the bound on plaintext in host memory.
         cell_bytes: plaintext capacity of one cell, a multiple of the page size.
 
     Raises:
@@ -60,16 +60,16 @@ class Ring:
     """
 
     def __init__(self, slot: Slot, *, ring_bytes: int, cell_bytes: int) -> None:
-        count = ring_bytes // cell_bytes
+        # A page more than the segments, so that every cell starts on a page and a tag fits behind the last segment.
+        stride = pages.round_up(cell_bytes, pages.PAGE) + pages.PAGE
+        count = ring_bytes // stride
         if count < 1:
             raise ConfigError(
                 "ring.size",
                 found=f"a ring of {ring_bytes} bytes",
-                expected=f"at least {cell_bytes}, one segment of this bundle",
+                expected=f"at least {stride}, one segment of this bundle and a page",
                 hint="raise loading.ring_mib",
             )
-        # A page more than the segments, so that every cell starts on a page and a tag fits behind the last segment.
-        stride = pages.round_up(cell_bytes, pages.PAGE) + pages.PAGE
         self.bytes = count * stride
         self.cell_bytes = cell_bytes
         self._lock = threading.Lock()

@@ -87,7 +87,7 @@ class CpuSlot:
         if not self._arenas or self._used[-1] + nbytes > self._arenas[-1].numel():
             mapping = pages.map_private(max(nbytes, _ARENA))
             if resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY:
-                pages.lock(mapping)
+                pages.lock(mapping, len(mapping))
             self._arenas.append(torch.frombuffer(mapping, dtype=torch.uint8))
             self._used.append(0)
         start = self._used[-1]

@@ -116,9 +116,9 @@ class Sealed:
         return Path(shutil.copytree(self.bundle, to))
 
 
-def seal(directory: Path) -> Sealed:
-    """Write a model of about 5 MB, and pack it in 256 KiB segments and several files."""
-    source = tinymodel.write(directory / "model", hidden=384, layers=4, heads=6, kv_heads=2)
+def seal(directory: Path, *, hidden: int = 384, layers: int = 4) -> Sealed:
+    """Write a model, by default of about 11 MB, and pack it in 256 KiB segments and several files."""
+    source = tinymodel.write(directory / "model", hidden=hidden, layers=layers, heads=6, kv_heads=2)
     keys = directory / "keys"
     keys.mkdir(mode=0o700)
     signer = OwnerSigner.generate("laboratory", "lab")

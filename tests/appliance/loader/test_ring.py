@@ -15,7 +15,7 @@ CELL = 256 << 10
 
 
 def make(cells: int) -> Ring:
-    return Ring(CpuSlot(), ring_bytes=cells * CELL, cell_bytes=CELL)
+    return Ring(CpuSlot(), ring_bytes=cells * (CELL + 4096), cell_bytes=CELL)
 
 
 def test_cells_are_page_aligned_apart_and_have_room_for_a_tag() -> None:
@@ -35,13 +35,13 @@ def test_view_and_tensor_are_the_same_memory() -> None:
 
 def test_refuses_a_ring_smaller_than_one_cell() -> None:
     with pytest.raises(ConfigError) as refused:
-        Ring(CpuSlot(), ring_bytes=CELL - 1, cell_bytes=CELL)
+        Ring(CpuSlot(), ring_bytes=CELL + 4095, cell_bytes=CELL)
     assert refused.value.code == "ring.size"
 
 
 def test_plaintext_capacity_is_never_above_the_ring_asked_for() -> None:
-    ring = Ring(CpuSlot(), ring_bytes=3 * CELL + 4096, cell_bytes=CELL)
-    assert len(ring.cells) * ring.cell_bytes <= 3 * CELL + 4096
+    ring = Ring(CpuSlot(), ring_bytes=4 * CELL, cell_bytes=CELL)
+    assert ring.bytes <= 4 * CELL
 
 
 def test_counts_living_plaintext_and_its_peak() -> None:
@@ -74,7 +74,7 @@ def test_wipe_overwrites_every_byte_of_every_cell() -> None:
 
 def test_staging_memory_belongs_to_the_slot_so_its_wipe_covers_the_ring() -> None:
     slot = CpuSlot()
-    ring = Ring(slot, ring_bytes=CELL, cell_bytes=CELL)
+    ring = Ring(slot, ring_bytes=CELL + 4096, cell_bytes=CELL)
     ring.cells[0].staged.fill_(1)
     result = slot.wipe_staging()
     assert result.overwritten_bytes == result.read_back_bytes == ring.bytes

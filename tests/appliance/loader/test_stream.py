@@ -32,7 +32,7 @@ class Bench:
 
     def __init__(self, slot: Slot, *, cells: int = 3, readers: int = 2, openers: int = 2) -> None:
         self.slot = slot
-        self.ring = Ring(slot, ring_bytes=cells * CELL, cell_bytes=CELL)
+        self.ring = Ring(slot, ring_bytes=cells * (CELL + 4096), cell_bytes=CELL)
         self.arrived = torch.zeros(RUNS * CELL, dtype=torch.uint8)
         self.readers = readers
         self.openers = openers
