@@ -155,6 +155,9 @@ def test_refuses_a_forged_root_with_identical_names(bench: Any, tmp_path: Path) 
     assert refused(refusal) == ["1.2", "1.8[0]", "1.8[1]"]
     assert refusal.code == "simulated.cpu.root"
     assert isinstance(refusal, EvidenceNotGenuine)
+    # What hangs on a foreign root is not even looked at.
+    not_judged = {check.number for check in refusal.checks if check.seen == "not judged"}
+    assert {"1.3", "1.4", "1.6", "2.1", "3.5", "1.9[0]", "3.10[1]"} <= not_judged
 
 
 def test_a_forgery_is_genuine_to_its_own_root_only(bench: Any, tmp_path: Path) -> None:

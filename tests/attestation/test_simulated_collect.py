@@ -34,6 +34,11 @@ def test_measurement_leaves_out_what_is_no_source(package: Path) -> None:
     assert collect.measure_installation([package]) == before
 
 
+def test_measurement_does_not_depend_on_the_order_of_packages_and_files(package: Path, tmp_path: Path) -> None:
+    other = write(tmp_path / "one" / "another", {"z.py": "", "a.py": ""})
+    assert collect.measure_installation([package, other]) == collect.measure_installation([other, package])
+
+
 @pytest.mark.parametrize(
     "files", [{"a.py": "x = 2\n"}, {"c.py": ""}, {"sub/c.py": "x = 1\n"}, {"__init__.py": " "}], ids=str
 )
