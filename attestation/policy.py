@@ -81,7 +81,7 @@ class GrantTerms:
 
     Attributes:
         loads: how often the weights may be loaded in one boot.
-        seconds: how long after it is opened a grant lasts, by monotonic time.
+        seconds: how long a grant lasts from the moment that its request was made, by monotonic time.
         reboot: how the next boot gets its key; ``courier`` is a new grant per boot.
     """
 
