@@ -15,30 +15,33 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from appliance import children
+from appliance.apilink import ApiLink
 from appliance.config import Config
 from appliance.control import Answers, Caller, ControlServer
 from appliance.custody import Custody
 from appliance.drill import Drill
-from appliance.errors import DeviceFault, NotPermitted, ProtocolError, StateRefused, ZeroizeIncomplete
+from appliance.errors import NotPermitted, StateRefused, ZeroizeIncomplete
 from appliance.hardening import Fact, examine_machine
 from appliance.journal import Journal
 from appliance.lifecycle import Event, State, after
 from appliance.notify import notify
-from appliance.protocol import Admit, ApiListening, ApiSettings, ApiStats, Drain, Load
+from appliance.protocol import ApiSettings, Load
 from appliance.ranklink import RankLink
 from appliance.status import snapshot
 from attestation.clock import SystemClock
 from attestation.errors import FormatError, LetheError
 from attestation.result import AttestationResult
 from attestation.strictjson import b64, decode_b64
+from provisioning.chainfile import Record
 from provisioning.grant import Grant
 
-_API_START_SECONDS = 60
 _PROGRESS_SECONDS = 0.2
+# Records after which nothing of a run was left in memory.
+_ENDS = ("agent.failed", "zeroize.done", "zeroize.incomplete", "journal.begun")
 MAX_ENVELOPE = 4 << 20
 
 
@@ -58,13 +61,10 @@ class Agent:
         self.journal = Journal(config.journal, node=config.node.name, clock=self.clock)
         self.custody: Custody | None = None
         self.result: AttestationResult | None = None
-        self.api: children.Child | None = None
-        self.listening: ApiListening | None = None
-        self.api_stats = ApiStats(0, 0, 0)
+        self.api: ApiLink | None = None
         self.ranks: list[RankLink] = []
         self.fault: LetheError | None = None
         self.drill: Drill | None = None
-        self.drained = asyncio.Event()
         self.deadline: float | None = None
         self._engine_socket: socket.socket | None = None
         self._control = ControlServer(
@@ -93,11 +93,13 @@ class Agent:
         Raises:
             LetheError: the agent could not start; nothing was loaded.
         """
-        self.journal.open()
+        before = self.journal.open()
         try:
+            self._note_lost_run(before)
             await self._start()
         except BaseException as error:
-            await self._end_api()
+            if self.api is not None:
+                await self.api.end()
             self.journal.record("agent.failed", outcome="failed", error=_code_of(error))
             raise
         loop = asyncio.get_running_loop()
@@ -112,6 +114,11 @@ class Agent:
         status = await asyncio.shield(self._ending)
         await self._control.stop()
         return status
+
+    def _note_lost_run(self, last: Record | None) -> None:
+        """Record that an earlier run ended without a wipe: its session is gone, and so is every grant for it."""
+        if last is not None and last.event not in _ENDS:
+            self.journal.record("agent.recovered", outcome="failed", last=last.event, last_seq=last.seq)
 
     async def _start(self) -> None:
         self.config.node.runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -132,10 +139,11 @@ class Agent:
     async def _start_api(self) -> None:
         ours, theirs = socket.socketpair()
         self._engine_socket = ours
-        self.api = await children.start_api(theirs)
+        child = await children.start_api(theirs)
         custody = self._custody()
         settings = self.config.api
-        await self.api.channel.send(
+        self.api = await ApiLink.start(
+            child,
             ApiSettings(
                 host=settings.host,
                 port=settings.port,
@@ -147,41 +155,16 @@ class Agent:
                 max_output_tokens=custody.manifest.policy.serving.max_output_tokens,
                 max_queue=settings.max_queue,
                 request_seconds=settings.request_seconds,
-            )
+            ),
+            self._on_fault,
         )
-        message = await asyncio.wait_for(self.api.channel.receive(), _API_START_SECONDS)
-        if not isinstance(message, ApiListening):
-            raise DeviceFault(
-                "api.start",
-                found="an API process that did not start",
-                expected=f"a listener on {settings.host} port {settings.port}",
-                hint="look at its messages above; the port may be taken",
-            )
-        self.listening = message
-        custody.tls_key_digest = message.tls_key_sha384
-        self.certificate_path.write_bytes(message.certificate)
-        self._spawn(self._follow_api(self.api))
+        custody.tls_key_digest = self.api.listening.tls_key_sha384
+        self.certificate_path.write_bytes(self.api.listening.certificate)
 
     @property
-    def certificate_path(self) -> Any:
+    def certificate_path(self) -> Path:
         """Where clients of this machine find the API's public certificate."""
         return self.config.node.runtime_dir / "api-cert.pem"
-
-    async def _follow_api(self, api: children.Child) -> None:
-        with suppress(ProtocolError):
-            while (message := await api.channel.receive()) is not None:
-                if isinstance(message, ApiStats):
-                    self.api_stats = message
-                    if message.active == 0:
-                        self.drained.set()
-        self._on_fault(
-            DeviceFault(
-                "api.lost",
-                found="the API process is gone",
-                expected="a running API",
-                hint="start again with a new grant",
-            )
-        )
 
     async def _keep_watchdog(self) -> None:
         microseconds = int(os.environ.get("WATCHDOG_USEC", "0"))
@@ -272,7 +255,7 @@ class Agent:
         async for answer in perform(members, caller):
             yield answer
 
-    async def _status(self, members: Mapping[str, Any], caller: Caller) -> Answers:
+    async def _status(self, _members: Mapping[str, Any], _caller: Caller) -> Answers:
         yield {"event": "done", "status": snapshot(self)}
 
     async def _request(self, members: Mapping[str, Any], caller: Caller) -> Answers:
@@ -357,7 +340,7 @@ class Agent:
         if self.state is not State.SERVING or self.api is None:
             return
         self.journal.record("serve.started")
-        await self.api.channel.send(Admit(open=True))
+        await self.api.admit()
         self.deadline = grant.deadline
         self._spawn(self._expire(grant.deadline - self.clock.monotonic()))
 
@@ -407,17 +390,9 @@ class Agent:
             return
         self.journal.record("grant.expired")
         self._advance(Event.GRANT_EXPIRED)
-        self.drained.clear()
-        await self.api.channel.send(Drain())
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self.drained.wait(), self.config.api.request_seconds)
+        await self.api.drain(self.config.api.request_seconds)
         self._advance(Event.DRAINED)
         self.zeroize("the grant has expired")
-
-    async def _end_api(self) -> None:
-        if self.api is not None:
-            self.api.channel.close()
-            await self.api.end(5)
 
 
 def _envelope(members: Mapping[str, Any]) -> bytes:

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from appliance.children import Child
+from appliance.apilink import ApiLink
 from appliance.custody import Custody
 from appliance.journal import Journal
-from appliance.protocol import Admit, Exit, Wiped, Zeroize
+from appliance.protocol import Exit, Wiped, Zeroize
 from appliance.ranklink import RankLink
 from attestation.clock import SystemClock
 from attestation.errors import LetheError
@@ -52,7 +52,7 @@ class Drill:
         journal: Journal,
         clock: SystemClock,
         custody: Custody,
-        api: Child | None,
+        api: ApiLink | None,
         ranks: Sequence[RankLink],
     ) -> None:
         self._node = node
@@ -79,7 +79,8 @@ class Drill:
         began = self._clock.monotonic()
         await self._note("zeroize.begin", reason=self._reason)
         self._custody.session.drop_opening_key()
-        await self._close_admission()
+        if self._api is not None:
+            await self._api.close_admission()
         results = await asyncio.gather(*(self._wipe(rank) for rank in self._ranks))
         seconds = self._clock.monotonic() - began
         self.wiped.set()
@@ -90,11 +91,6 @@ class Drill:
         recorded = await self._record(results, milliseconds=round(seconds * 1000), complete=complete)
         self._custody.session.wipe()
         return complete and recorded
-
-    async def _close_admission(self) -> None:
-        if self._api is not None:
-            with suppress(OSError):
-                await self._api.channel.send(Admit(open=False))
 
     async def _wipe(self, rank: RankLink) -> Wiped | None:
         """Tell one rank to wipe; None when it did not answer in time or is gone."""
@@ -107,8 +103,7 @@ class Drill:
     async def _end_processes(self) -> bool:
         """End all children; says whether none had to be killed."""
         if self._api is not None:
-            self._api.channel.close()
-            await self._api.end(_LEAVE_SECONDS)
+            await self._api.end()
         for rank in self._ranks:
             with suppress(OSError):
                 await rank.child.channel.send(Exit())

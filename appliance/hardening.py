@@ -138,7 +138,12 @@ def _locked_memory() -> Fact:
 
 def _allocator() -> Fact:
     seen = os.environ.get("PYTHONMALLOC", "default")
-    return _fact("allocator", seen, "start through lethe agent, which sets PYTHONMALLOC=debug", good=seen in ("debug", "malloc_debug"))
+    return _fact(
+        "allocator",
+        seen,
+        "start through lethe agent, which sets PYTHONMALLOC=debug",
+        good=seen in ("debug", "malloc_debug"),
+    )
 
 
 def _hibernation() -> Fact:

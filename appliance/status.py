@@ -60,17 +60,17 @@ def _bundle(agent: Agent) -> dict[str, Any]:
 
 
 def _api(agent: Agent) -> dict[str, Any]:
-    if agent.listening is None:
+    if agent.api is None:
         return {}
     scheme = "https" if agent.config.api.tls else "http"
     return {
-        "url": f"{scheme}://{agent.config.api.host}:{agent.listening.port}/v1",
+        "url": f"{scheme}://{agent.config.api.host}:{agent.api.listening.port}/v1",
         "certificate": str(agent.certificate_path) if agent.config.api.tls else "",
-        "tls_key_sha384": agent.listening.tls_key_sha384.hex(),
+        "tls_key_sha384": agent.api.listening.tls_key_sha384.hex(),
         "model": agent.config.api.model,
-        "active": agent.api_stats.active,
-        "served": agent.api_stats.served,
-        "refused": agent.api_stats.refused,
+        "active": agent.api.stats.active,
+        "served": agent.api.stats.served,
+        "refused": agent.api.stats.refused,
     }
 
 
@@ -93,5 +93,5 @@ def _device(rank: RankLink) -> dict[str, Any]:
 
 
 def _processes(agent: Agent) -> dict[str, int]:
-    running = [rank.child for rank in agent.ranks] + ([agent.api] if agent.api else [])
+    running = [rank.child for rank in agent.ranks] + ([agent.api.child] if agent.api else [])
     return {"agent": os.getpid()} | {child.name: child.pid for child in running if child.running}

@@ -6,10 +6,10 @@ import random
 from pathlib import Path
 
 import torch
-from rooms import Rooms
 from safetensors import safe_open
 
 from appliance.residue import Needle
+from demo.rooms import Rooms
 from provisioning.manifest import SignedManifest
 from provisioning.ownerkey import OwnerKey, OwnerSigner
 from provisioning.secret import SecretBytes

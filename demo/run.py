@@ -22,14 +22,14 @@ from typing import Any
 
 import httpx2
 import openai
-from needles import bundle_key, weight_windows
-from rooms import CONFIG, NODE, POLICY, DemoFailed, Rooms
 
 from appliance.residue import Findings, Searcher, forms_of
+from demo.needles import bundle_key, weight_windows
+from demo.rooms import CONFIG, NODE, POLICY, DemoFailed, Rooms
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MODEL = REPOSITORY / "build" / "models" / "SmolLM2-135M-Instruct"
-QUESTION = "What is the capital of France? My reference is {canary}."
+QUESTION = "(ticket {canary}) What is the capital of France?"
 WINDOWS = 4096
 # Where programs leave files that nobody asked for.
 ELSEWHERE = (Path("/dev/shm"), Path("/tmp"), Path("/var/tmp"), Path.home() / ".cache")

@@ -1,0 +1,98 @@
+"""Sudden ends: a process is killed at a bad moment, and nothing readable may be left anywhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import House, alive, wait_until
+
+CANARY = "lethe-prompt-canary-77ab02"
+
+
+def search_everything(house: House) -> None:
+    searcher = house.searcher(CANARY)
+    findings = searcher.search_tree(house.root)
+    findings.add(searcher.search_tree(Path("/dev/shm")))
+    assert findings.hits == []
+    assert findings.searched_bytes > 100_000
+    assert searcher.search_tree(house.model).hits
+
+
+@pytest.fixture
+def larger(tmp_path: Path) -> House:
+    """A model whose load takes long enough to be killed in it: 35 MB."""
+    return House(tmp_path / "house", hidden=512, layers=8, heads=8, kv_heads=8)
+
+
+@pytest.mark.parametrize("opened", [0.0, 0.02, 0.5])
+def test_the_agent_killed_during_load_leaves_nothing(larger: House, opened: float) -> None:
+    with larger.agent() as agent:
+        grant = larger.grant()
+        command = [sys.executable, "-m", "appliance.cli", "--config", str(larger.config), "grant", str(grant)]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as loading:
+            wait_until(lambda: _part_opened(larger) >= opened)
+            processes = larger.status()["processes"]
+            agent.kill()
+            assert loading.wait(60) == 69
+        wait_until(lambda: not any(alive(pid) for pid in processes.values()), 15)
+    search_everything(larger)
+    with larger.agent():
+        assert larger.status()["state"] == "HARDENED"
+        assert "agent.recovered" in larger.journal()
+
+
+def _part_opened(house: House) -> float:
+    devices = house.status()["devices"]
+    if not devices:
+        return -1.0
+    return float(devices[0]["opened_bytes"]) / max(int(devices[0]["total_bytes"]), 1)
+
+
+def test_the_agent_killed_while_serving_leaves_nothing_and_asks_again(house: House) -> None:
+    with house.agent() as agent:
+        status = house.serve()
+        with house.client(status) as client:
+            client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": CANARY}], max_tokens=4)
+        agent.kill()
+        agent.wait(60)
+        wait_until(lambda: not any(alive(pid) for pid in status["processes"].values()), 15)
+    search_everything(house)
+    with house.agent():
+        assert house.status()["state"] == "HARDENED"
+        assert house.journal()[-2:] == ["agent.recovered", "agent.started"]
+
+
+def test_a_killed_rank_ends_the_service_as_not_shown_to_be_wiped(house: House) -> None:
+    with house.agent() as agent:
+        status = house.serve()
+        os.kill(status["processes"]["rank 0"], signal.SIGKILL)
+        assert agent.wait(60) == 9
+    assert house.journal()[-1] == "zeroize.incomplete"
+    search_everything(house)
+
+
+def test_a_killed_api_ends_the_service_with_a_wipe(house: House) -> None:
+    with house.agent() as agent:
+        status = house.serve()
+        os.kill(status["processes"]["api"], signal.SIGKILL)
+        assert agent.wait(60) == 8
+    assert house.journal()[-1] == "zeroize.done"
+
+
+def test_zeroize_during_a_load_stops_it(larger: House) -> None:
+    with larger.agent() as agent:
+        grant = larger.grant()
+        command = [sys.executable, "-m", "appliance.cli", "--config", str(larger.config), "grant", str(grant)]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as loading:
+            wait_until(lambda: _part_opened(larger) >= 0)
+            assert larger.zeroize().status == 0
+            assert loading.wait(60) != 0
+        assert agent.wait(60) == 0
+    assert "load.done" not in larger.journal()
+    assert larger.journal()[-1] == "zeroize.done"
