@@ -33,7 +33,7 @@ _STATS_SECONDS = 1.0
 _NO_TLS_DIGEST = bytes(48)
 
 
-class _AgentGone(Exception):  # noqa: N818  # the ordinary end of this process
+class _AgentGone(Exception):
     """The agent has closed the control channel."""
 
 
@@ -98,13 +98,14 @@ async def _listen(service: Service) -> ApiListening:
     else:
         require_loopback(settings.host)
         context, digest, certificate = None, _NO_TLS_DIGEST, b""
-    port = await listen(
+    server = await listen(
         FrontDoor(service, access),
         host=settings.host,
         port=settings.port,
         context=context,
         banner=settings.platform_banner,
     )
+    port = server.sockets[0].getsockname()[1]
     return ApiListening(port=port, tls_key_sha384=digest, certificate=certificate)
 
 
@@ -135,9 +136,10 @@ async def _follow_engine(service: Service) -> None:
     try:
         await service.engine.run(on_ready)
     finally:
+        if service.admission.state == "serving":
+            quiet.LOG.error("api.engine.lost")
         service.admission.engine_lost()
         service.stop()
-    quiet.LOG.error("api.engine.lost")
 
 
 async def _report(control: AsyncChannel, service: Service) -> None:

@@ -79,7 +79,6 @@ def too_long(*, prompt_tokens: int, answer_tokens: int, limit: int) -> ApiRefuse
     return ApiRefused(
         400,
         "context_length_exceeded",
-        param="messages",
         found=f"{prompt_tokens} tokens of prompt and {answer_tokens} of answer",
         expected=f"at most {limit} together",
     )

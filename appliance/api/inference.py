@@ -27,7 +27,7 @@ from appliance.api.text import Answer
 from appliance.protocol import ApiSettings, Submit
 
 # Seconds of silence after which a comment line keeps proxies and clients from giving up on a long prefill.
-_PATIENCE = 10.0
+_PATIENCE = 5.0
 _EVENT_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
 
 
@@ -86,7 +86,8 @@ class Inference:
         self._service.admission.served += 1
 
     async def _start(self, body: bytes, place: Place) -> Reply:
-        asked = self._dialect.read(body)
+        # Long bodies and prompts are read beside the event loop, so that other streams flow on.
+        asked = await asyncio.to_thread(self._dialect.read, body)
         options = asked.options
         model = self._service.resident_model()
         if options.model != model.name:

@@ -15,7 +15,7 @@ from appliance.api.errors import body_too_large, encoding_refused, invalid, not_
 Result = TypeVar("Result")
 
 
-class ClientGone(Exception):  # noqa: N818  # an event in the life of a request, nobody's error
+class ClientGone(Exception):
     """The client hung up; there is nobody to answer."""
 
 

@@ -24,6 +24,7 @@ MAX_STOP_CHARACTERS = 256
 # OpenAI's own default for this endpoint; chat answers get the room that is left.
 COMPLETION_TOKENS = 16
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
@@ -333,7 +334,7 @@ def _text(value: Any, where: str) -> str:
     if type(value) is not str:
         raise invalid(where, found=_kind(value), expected="a string")
     # JSON can spell half of a surrogate pair, which is no text and has no UTF-8 form.
-    if any("\ud800" <= character <= "\udfff" for character in value):
+    if _SURROGATE.search(value):
         raise invalid(where, found="half a surrogate pair", expected="unicode text")
     return value
 

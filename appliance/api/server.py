@@ -103,7 +103,7 @@ class BoundedProtocol(H11Protocol):
         self._limit = self._stuck = None
 
 
-async def listen(app: ASGIApp, *, host: str, port: int, context: ssl.SSLContext | None, banner: str) -> int:
+async def listen(app: ASGIApp, *, host: str, port: int, context: ssl.SSLContext | None, banner: str) -> asyncio.Server:
     """Serve an application on a TCP address.
 
     Args:
@@ -112,9 +112,6 @@ async def listen(app: ASGIApp, *, host: str, port: int, context: ssl.SSLContext 
         port: 0 takes a free one.
         context: for TLS; None for plain HTTP.
         banner: of the platform, for answers given before the application is reached.
-
-    Returns:
-        The port.
 
     Raises:
         OSError: the address cannot be used.
@@ -136,7 +133,7 @@ async def listen(app: ASGIApp, *, host: str, port: int, context: ssl.SSLContext 
     config.load()
     state = ServerState()
     BoundedProtocol.banner = banner
-    server = await asyncio.get_running_loop().create_server(
+    return await asyncio.get_running_loop().create_server(
         lambda: BoundedProtocol(config, state, {}),
         host,
         port,
@@ -145,5 +142,3 @@ async def listen(app: ASGIApp, *, host: str, port: int, context: ssl.SSLContext 
         ssl_handshake_timeout=_HANDSHAKE_SECONDS if context else None,
         backlog=128,
     )
-    number: int = server.sockets[0].getsockname()[1]
-    return number

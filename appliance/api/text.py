@@ -7,21 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-# A character has at most four bytes, so at most four byte tokens. Ids beyond this cannot complete a character any more.
-_PATIENCE = 8
+# Tokens after which a piece is closed though its last character is still incomplete: it never will be complete.
+_PATIENCE = 64
 
 
 class IncrementalText:
     """Turns token ids into text as they come, never showing part of a character.
 
     A token's text can depend on the one before it (leading spaces), so each piece is decoded behind the ids of the last
-    piece. While the end of the text is an incomplete character, it is kept.
+    piece. A piece ends with a whole character; an incomplete one decodes to U+FFFD at the end and waits.
     """
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
-        self._shown: list[int] = []
-        self._waiting: list[int] = []
+        self._before: list[int] = []
+        self._piece: list[int] = []
+        self._shown = 0
 
     def feed(self, ids: Sequence[int]) -> str:
         """Give the text that is complete after these ids."""
@@ -29,21 +30,24 @@ class IncrementalText:
 
     def finish(self) -> str:
         """Give what is left; an incomplete character shows as U+FFFD."""
-        return self._take(self._new_text())
+        return self._close(self._text())
 
     def _one(self, token: int) -> str:
-        self._waiting.append(token)
-        text = self._new_text()
-        if not text or (text.endswith("\ufffd") and len(self._waiting) < _PATIENCE):
-            return ""
-        return self._take(text)
+        self._piece.append(token)
+        text = self._text()
+        if text and (not text.endswith("\ufffd") or len(self._piece) >= _PATIENCE):
+            return self._close(text)
+        new = text[self._shown : -1]
+        self._shown += len(new)
+        return new
 
-    def _new_text(self) -> str:
-        return self._decode(self._shown + self._waiting)[len(self._decode(self._shown)) :]
+    def _text(self) -> str:
+        return self._decode(self._before + self._piece)[len(self._decode(self._before)) :]
 
-    def _take(self, text: str) -> str:
-        self._shown, self._waiting = self._waiting, []
-        return text
+    def _close(self, text: str) -> str:
+        new = text[self._shown :]
+        self._before, self._piece, self._shown = self._piece, [], 0
+        return new
 
 
 class StopStrings:

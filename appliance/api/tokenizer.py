@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from appliance.api.disguise import ControlWords, Disguise
 from appliance.api.errors import ApiRefused, invalid, too_long
@@ -32,11 +32,10 @@ class PromptTokenizer:
         self._plain = _load(description)
         self._plain.encode_special_tokens = True
         added = self._parsing.get_added_tokens_decoder().items()
-        special = {token: entry.content for token, entry in added if entry.special}
+        self._control = {token: entry.content for token, entry in added if entry.special}
+        self._words = ControlWords(self._control.values())
         # The unknown token stands for any text that the vocabulary lacks: an ordinary outcome of ordinary text.
-        unknown = getattr(self._parsing.model, "unk_token", None)
-        self._control = {token: word for token, word in special.items() if word != unknown}
-        self._words = ControlWords(special.values())
+        self._unknown = self._parsing.token_to_id(getattr(self._parsing.model, "unk_token", None) or "")
         self._max_context = max_context
         self._max_characters = max_context * max(map(len, self._parsing.get_vocab()), default=1)
 
@@ -61,17 +60,12 @@ class PromptTokenizer:
         text = template.render([replace(turn, content=disguise.hide(turn.content)) for turn in messages])
         self._refuse_long(text)
         encoding = self._parsing.encode(text, add_special_tokens=False)
-        places = zip(encoding.ids, encoding.offsets, strict=True)
-        control = [(token, start, stop) for token, (start, stop) in places if token in self._control]
-        for token, start, stop in control:
-            # Normalization may turn other characters into a control token; the template spells it as it is.
-            if text[start:stop].strip() != self._control[token].strip():
-                raise _not_plain()
+        cuts = self._control_tokens(text, encoding)
         if disguise.mark not in text:
             return list(encoding.ids)
         ids: list[int] = []
         begin = 0
-        for token, start, stop in control:
+        for token, start, stop in cuts:
             ids += self._encode_plain(disguise.reveal(text[begin:start]))
             ids.append(token)
             begin = stop
@@ -82,9 +76,22 @@ class PromptTokenizer:
         text: str = self._parsing.decode(ids, skip_special_tokens=True)
         return text
 
+    def _control_tokens(self, text: str, encoding: Encoding) -> list[tuple[int, int, int]]:
+        """Give id, start and stop of each control token that the text spells."""
+        found = []
+        for token, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token not in self._control:
+                continue
+            if text[start:stop].strip() == self._control[token].strip():
+                found.append((token, start, stop))
+            elif token != self._unknown:
+                # Normalization can turn other characters into a control token; the template spells it as it is.
+                raise _not_plain()
+        return found
+
     def _encode_plain(self, text: str) -> list[int]:
         ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids if text else []
-        if any(token in self._control for token in ids):
+        if any(token in self._control and token != self._unknown for token in ids):
             raise _not_plain()
         return ids
 

@@ -10,13 +10,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import openai
 
 from appliance.api.access import issue_key
+from appliance.hardening import clean_environment
 from appliance.protocol import Admit, ApiListening, ApiSettings, ApiStats, Channel, Message, ModelReady
 from tests.sim import chat_model
 from tests.sim.engine_peer import PATIENCE, EnginePeer
@@ -50,18 +52,17 @@ class ApiProcess:
         errors: the file that receives its standard error.
     """
 
-    def __init__(self, given: ApiSettings, *, key: str, errors: Path) -> None:
+    def __init__(self, first: Message, *, tls: bool, key: str, errors: Path, environment: dict[str, str]) -> None:
         self.key = key
         self.errors = errors
-        self.control, self._engine_socket, self.process = _start(errors)
+        self.control, self._engine_socket, self.process = _start(errors, environment)
         self.engine = EnginePeer(self._engine_socket)
         self.stats: queue.Queue[ApiStats] = queue.Queue()
-        self.control.send(given)
-        first = self.control.receive()
-        if not isinstance(first, ApiListening):
-            raise AssertionError(errors.read_text())
-        self.listening = first
-        self._tls = given.tls
+        self._tls = tls
+        self.control.send(first)
+        answer = self.control.receive()
+        assert isinstance(answer, ApiListening), self._end()
+        self.listening = answer
         self._reader = threading.Thread(target=self._read_control, daemon=True)
         self._reader.start()
 
@@ -95,12 +96,15 @@ class ApiProcess:
 
     @contextmanager
     def client(self, key: str = "") -> Iterator[openai.OpenAI]:
-        with self.http() as http, openai.OpenAI(
-            base_url=f"{self.url}/v1", api_key=key or self.key, http_client=http, max_retries=0
-        ) as client:
+        with (
+            self.http() as http,
+            openai.OpenAI(
+                base_url=f"{self.url}/v1", api_key=key or self.key, http_client=http, max_retries=0
+            ) as client,
+        ):
             yield client
 
-    def get(self, path: str, key: str = "") -> openai.DefaultHttpxClient:  # type: ignore[valid-type]
+    def get(self, path: str, key: str = "") -> Any:
         with self.http() as http:
             return http.get(self.url + path, headers={"authorization": f"Bearer {key}"} if key else {})
 
@@ -112,13 +116,18 @@ class ApiProcess:
     def log(self) -> str:
         return self.errors.read_text()
 
+    def _end(self) -> str:
+        """Clean up after a process that did not start, and give what it said."""
+        self.process.wait(PATIENCE)
+        self.engine.close()
+        self.control.close()
+        return self.log()
+
     def close(self) -> None:
         """Leave as the agent does; the process must follow at once."""
         self.engine.close()
-        try:
+        with suppress(OSError):
             self.control_socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._reader.join(PATIENCE)
         self.control.close()
         try:
@@ -141,7 +150,7 @@ class ApiProcess:
             return
 
 
-def _start(errors: Path) -> tuple[Channel, socket.socket, subprocess.Popen[bytes]]:
+def _start(errors: Path, environment: dict[str, str]) -> tuple[Channel, socket.socket, subprocess.Popen[bytes]]:
     control, control_child = socket.socketpair()
     engine, engine_child = socket.socketpair()
     with control_child, engine_child, errors.open("wb") as log:
@@ -153,18 +162,26 @@ def _start(errors: Path) -> tuple[Channel, socket.socket, subprocess.Popen[bytes
             pass_fds=(control_child.fileno(), engine_child.fileno()),
             stdin=subprocess.DEVNULL,
             stderr=log,
-            env=os.environ | {"PYTHONPATH": str(REPOSITORY), "TOKENIZERS_PARALLELISM": "false"},
+            # The debugging allocator of the real environment triples the time to start; one test turns it on again.
+            env=clean_environment(os.environ)
+            | {"PYTHONPATH": str(REPOSITORY), "PYTHONMALLOC": "default"}
+            | environment,
             start_new_session=True,
         )
     return Channel(control), engine, process
 
 
 @contextmanager
-def running(directory: Path, **changes: object) -> Iterator[ApiProcess]:
-    """Run the API process with a fresh keys file; ``changes`` are settings that differ."""
+def running(
+    directory: Path, *, environment: dict[str, str] | None = None, first: Message | None = None, **changes: Any
+) -> Iterator[ApiProcess]:
+    """Run the API process with a fresh keys file; ``changes`` are settings that differ, ``first`` replaces them."""
     keys = directory / "keys.json"
     key = issue_key(keys, "test")
-    process = ApiProcess(replace(settings(keys), **changes), key=key, errors=directory / "stderr")  # type: ignore[arg-type]
+    given = replace(settings(keys), **changes)
+    process = ApiProcess(
+        first or given, tls=given.tls, key=key, errors=directory / "stderr", environment=environment or {}
+    )
     try:
         yield process
     finally:

@@ -9,6 +9,7 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from appliance.protocol import Cancel, Channel, Message, ModelReady, Rejected, Submit, Tokens
 
@@ -56,10 +57,8 @@ class EnginePeer:
 
     def close(self) -> None:
         """Go away, as an engine does that dies."""
-        try:
+        with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._thread.join(PATIENCE)
         self._channel.close()
 
