@@ -18,7 +18,7 @@ import math
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, overload
 
 from provisioning.geometry import (
     COMMON_STREAM,
@@ -134,8 +134,8 @@ class TensorSpec:
         """How many rows a tile has: the product of the sizes before the parallel dimension; 1 for a common tensor."""
         return 1 if self.parallel is None else math.prod(self.shape[: self.parallel])
 
-    def edges(self, tiles: int) -> tuple[int, ...]:
-        """Give the ``tiles + 1`` edges along the parallel dimension, in elements.
+    def edge(self, tile: int, tiles: int) -> int:
+        """Give where a tile begins along the parallel dimension, in elements; tile ``tiles`` begins at the end.
 
         Edges lie at equal shares of the quantization blocks (one element is a block where nothing is quantized), so
         that a matrix and its block scales, which have one element for each block, are cut alike.
@@ -144,8 +144,14 @@ class TensorSpec:
             raise ValueError("a common tensor has no tiles")
         size = self.shape[self.parallel]
         block = _block(self.dtype)
-        blocks = -(-size // block)
-        return tuple(min(size, block * (blocks * tile // tiles)) for tile in range(tiles + 1))
+        return min(size, block * (-(-size // block) * tile // tiles))
+
+    def is_even(self, tiles: int) -> bool:
+        """Say whether all tiles have one size; a common tensor has no tiles and is even."""
+        if self.parallel is None:
+            return True
+        size = self.shape[self.parallel]
+        return size % (_block(self.dtype) * tiles) == 0
 
     def row_bytes(self, start: int, stop: int) -> int:
         """Give the bytes of one row of the tile ``[start, stop)`` of the parallel dimension."""
@@ -200,12 +206,55 @@ class Stream:
     pieces: tuple[Piece, ...]
 
 
+class Streams(Sequence[Stream]):
+    """The streams of a layout, each planned when it is first asked for: a rank pays for its own columns only."""
+
+    __slots__ = ("_planned", "_tensors", "_tiles")
+
+    def __init__(self, tensors: Sequence[TensorSpec], tiles: int) -> None:
+        self._tensors = tensors
+        self._tiles = tiles
+        self._planned: dict[int, Stream] = {}
+
+    def __len__(self) -> int:
+        return FIRST_COLUMN + self._tiles
+
+    @overload
+    def __getitem__(self, index: int) -> Stream: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Stream, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Stream | tuple[Stream, ...]:
+        """Plan a stream, or give it again."""
+        if isinstance(index, slice):
+            return tuple(self[number] for number in range(*index.indices(len(self))))
+        number = range(len(self))[index]
+        if number not in self._planned:
+            self._planned[number] = self._plan(number)
+        return self._planned[number]
+
+    def _plan(self, number: int) -> Stream:
+        pieces: list[Piece] = []
+        end = 0
+        for index, spec in enumerate(self._tensors):
+            start, stop, length = _tile(spec, number, self._tiles)
+            if length:
+                offset = -(-end // ALIGNMENT) * ALIGNMENT
+                pieces.append(Piece(index, start, stop, number, offset, length))
+                end = offset + length
+        return Stream(number, end, tuple(pieces))
+
+
 class Layout:
     """Where every byte of every tensor lies.
 
     Args:
         tensors: in the order in which they are laid out.
         tiles: W, into how many tiles each parallel tensor is cut: a power of two, 1 to 64.
+
+    Attributes:
+        streams: all streams by number; stream 0 is empty here, since the catalog holds the layout itself.
 
     Raises:
         ValueError: a tensor that cannot be laid out (``TensorSpec.check``), or a wrong number of tiles.
@@ -216,22 +265,10 @@ class Layout:
             raise ValueError(f"{tiles} tiles")
         self.tensors = tuple(tensors)
         self.tiles = tiles
-        pieces: list[list[Piece]] = [[] for _ in range(FIRST_COLUMN + tiles)]
-        ends = [0] * (FIRST_COLUMN + tiles)
         for index, spec in enumerate(self.tensors):
             if (trouble := spec.check()) is not None:
                 raise ValueError(f"tensor {index}: {trouble}")
-            for stream, start, stop, length in _tiles(spec, tiles):
-                if length:
-                    offset = -(-ends[stream] // ALIGNMENT) * ALIGNMENT
-                    pieces[stream].append(Piece(index, start, stop, stream, offset, length))
-                    ends[stream] = offset + length
-        self._streams = tuple(Stream(number, ends[number], tuple(pieces[number])) for number in range(len(ends)))
-
-    @property
-    def streams(self) -> tuple[Stream, ...]:
-        """All streams by number; stream 0 is empty here, since the catalog holds the layout itself."""
-        return self._streams
+        self.streams = Streams(self.tensors, tiles)
 
     def rank_streams(self, rank: int, world: int) -> tuple[int, ...]:
         """Give the streams that rank ``rank`` of ``world`` opens, without the catalog: common, then its columns.
@@ -243,7 +280,11 @@ class Layout:
 
     def stream_segments(self, catalog_bytes: int, segment_size: int) -> tuple[int, ...]:
         """Give the segments of each stream, as the manifest must state them."""
-        lengths = (catalog_bytes, *(stream.length for stream in self._streams[COMMON_STREAM:]))
+        # Where all tiles are even, all columns are planned alike, and one of them tells the length of all.
+        even = all(spec.is_even(self.tiles) for spec in self.tensors)
+        columns = [self.streams[FIRST_COLUMN].length] * self.tiles if even else None
+        columns = columns or [stream.length for stream in self.streams[FIRST_COLUMN:]]
+        lengths = (catalog_bytes, self.streams[COMMON_STREAM].length, *columns)
         return tuple(segment_count(length, segment_size) for length in lengths)
 
     def descriptor_digest(self, section: Section, segment_size: int) -> bytes:
@@ -256,7 +297,7 @@ class Layout:
 
     def pieces_in(self, section: Section, segment_size: int) -> tuple[Piece, ...]:
         """Give the pieces of which at least one byte lies in a section."""
-        pieces = self._streams[section.stream].pieces
+        pieces = self.streams[section.stream].pieces
         begin = section.first * segment_size
         end = begin + section.segments * segment_size
         # Pieces are in order, so the first one that matters is the first whose end is behind the section's begin.
@@ -265,15 +306,15 @@ class Layout:
         return pieces[low:high]
 
 
-def _tiles(spec: TensorSpec, tiles: int) -> Iterable[tuple[int, int, int, int]]:
-    """Give (stream, tile start, tile stop, bytes) of each tile."""
+def _tile(spec: TensorSpec, stream: int, tiles: int) -> tuple[int, int, int]:
+    """Give (tile start, tile stop, bytes) of a tensor's part of a stream; no bytes where it has none."""
     if spec.parallel is None:
-        yield COMMON_STREAM, 0, spec.shape[0] if spec.shape else 1, spec.nbytes
-        return
-    edges = spec.edges(tiles)
-    for column in range(tiles):
-        start, stop = edges[column], edges[column + 1]
-        yield FIRST_COLUMN + column, start, stop, spec.outer * spec.row_bytes(start, stop)
+        return 0, spec.shape[0] if spec.shape else 1, spec.nbytes if stream == COMMON_STREAM else 0
+    if stream < FIRST_COLUMN:
+        return 0, 0, 0
+    start = spec.edge(stream - FIRST_COLUMN, tiles)
+    stop = spec.edge(stream - FIRST_COLUMN + 1, tiles)
+    return start, stop, spec.outer * spec.row_bytes(start, stop)
 
 
 _DESCRIPTOR_LABEL: Final = b"lethe/bundle/v1/tiles\0"

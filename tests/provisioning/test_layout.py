@@ -155,14 +155,13 @@ def test_block_scales_are_cut_as_their_matrix_is(size: int) -> None:
     scales = TensorSpec.plan("m.down_proj.weight_scale_inv", "F32", (2, -(-size // 128)))
     if scales.parallel is None:
         return
-    for edge, block in zip(matrix.edges(8), scales.edges(8), strict=True):
-        assert edge == min(size, block * 128)
+    for tile in range(9):
+        assert matrix.edge(tile, 8) == min(size, scales.edge(tile, 8) * 128)
 
 
 def test_edges_lie_at_whole_heads_when_ranks_divide_the_heads() -> None:
     keys = TensorSpec.plan("m.k_proj.weight", "BF16", (4 * 96, 64))
-    edges = keys.edges(8)
-    assert [edges[rank * 2] % 96 for rank in range(4)] == [0, 0, 0, 0]
+    assert [keys.edge(rank * 2, 8) % 96 for rank in range(4)] == [0, 0, 0, 0]
 
 
 def test_leaves_whole_what_cannot_be_cut_at_bytes() -> None:
@@ -195,7 +194,7 @@ def test_refuses_other_numbers_of_tiles(tiles: int) -> None:
 
 def test_a_common_tensor_has_no_edges() -> None:
     with pytest.raises(ValueError, match="common"):
-        TensorSpec("a", "U8", (4,), None).edges(8)
+        TensorSpec("a", "U8", (4,), None).edge(0, 8)
 
 
 @settings(deadline=None)
@@ -245,6 +244,23 @@ def test_the_catalog_has_the_descriptor_of_the_empty_list() -> None:
     layout = Layout([SPEC], 8)
     section = Section(0, 0, 0, 1, 0)
     assert layout.descriptor_digest(section, SEGMENT) == descriptor_digest(())
+
+
+@settings(deadline=None)
+@given(specs(), st.sampled_from([1, 2, 4, 8]))
+def test_stream_segments_count_every_stream_also_where_tiles_are_even(tensors: list[TensorSpec], tiles: int) -> None:
+    layout = Layout(tensors, tiles)
+    counted = tuple(-(-stream.length // 64) for stream in layout.streams)
+    assert Layout(tensors, tiles).stream_segments(0, 64) == counted
+
+
+def test_streams_are_planned_when_asked_for_and_then_kept() -> None:
+    streams = Layout([SPEC], 8).streams
+    assert len(streams) == 10
+    assert streams[9] is streams[-1]
+    assert streams[2:4] == (streams[2], streams[3])
+    with pytest.raises(IndexError):
+        streams[10]
 
 
 def test_stream_segments_are_rounded_up_and_begin_with_the_catalog() -> None:
