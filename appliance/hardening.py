@@ -36,6 +36,8 @@ _KEPT = (
 _FIXED = {
     # Freed Python blocks are overwritten, so a finished prompt does not stay in the heap.
     "PYTHONMALLOC": "debug",
+    # Lazy binding saves vector registers on the stack, and with them half of a key that AES has just used.
+    "LD_BIND_NOW": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONNOUSERSITE": "1",
     "PYTHONSAFEPATH": "1",
