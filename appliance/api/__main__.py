@@ -27,7 +27,7 @@ from appliance.api.server import listen
 from appliance.api.tls import make_identity, require_loopback
 from appliance.errors import ConfigError, ModelUnsupported, ProtocolError
 from appliance.hardening import harden_process
-from appliance.protocol import Admit, ApiListening, ApiSettings, ApiStats, AsyncChannel, Message, ModelReady
+from appliance.protocol import Admit, ApiListening, ApiSettings, AsyncChannel, Drain, Message, ModelReady
 
 _STATS_SECONDS = 1.0
 _NO_TLS_DIGEST = bytes(48)
@@ -118,6 +118,10 @@ async def _obey(control: AsyncChannel, service: Service) -> None:
             case Admit(open=False):
                 service.admission.close()
                 service.stop()
+            case Drain():
+                service.admission.close()
+                # An idle process says so at once, so that the agent need not wait for the next report.
+                await control.send(service.admission.stats())
             case _:
                 raise _unexpected(message)
     raise _AgentGone
@@ -146,9 +150,8 @@ async def _report(control: AsyncChannel, service: Service) -> None:
     """Send counters to the agent, about once a second."""
     while True:
         await asyncio.sleep(_STATS_SECONDS)
-        admission = service.admission
         try:
-            await control.send(ApiStats(active=admission.active, served=admission.served, refused=admission.refused))
+            await control.send(service.admission.stats())
         except OSError:
             raise _AgentGone from None
 

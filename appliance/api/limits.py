@@ -11,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
 from appliance.api.errors import body_too_large, encoding_refused, invalid, not_serving, queue_full
+from appliance.protocol import ApiStats
 
 Result = TypeVar("Result")
 
@@ -92,6 +93,10 @@ class Admission:
         if self.active + count > self._places:
             raise queue_full(self._places)
         self.active += count
+
+    def stats(self) -> ApiStats:
+        """Give the counters, for the agent."""
+        return ApiStats(active=self.active, served=self.served, refused=self.refused)
 
     def fits(self, count: int) -> bool:
         """Say whether so many answers could ever be under way together."""

@@ -162,7 +162,6 @@ def _start(errors: Path, environment: dict[str, str]) -> tuple[Channel, socket.s
             pass_fds=(control_child.fileno(), engine_child.fileno()),
             stdin=subprocess.DEVNULL,
             stderr=log,
-            # The debugging allocator of the real environment triples the time to start; one test turns it on again.
             env=clean_environment(os.environ)
             | {"PYTHONPATH": str(REPOSITORY), "PYTHONMALLOC": "default"}
             | environment,
@@ -180,7 +179,12 @@ def running(
     key = issue_key(keys, "test")
     given = replace(settings(keys), **changes)
     process = ApiProcess(
-        first or given, tls=given.tls, key=key, errors=directory / "stderr", environment=environment or {}
+        first or given,
+        tls=given.tls,
+        key=key,
+        errors=directory / "stderr",
+        # The wiping allocators of the real environment triple the time to start; one test turns them on.
+        environment=environment or clean_environment(os.environ) | {"PYTHONMALLOC": "default"},
     )
     try:
         yield process

@@ -31,7 +31,6 @@ Start = Callable[..., ApiProcess]
 PROMPT = "zqxjkvbwzqxjkvbwpfgyzq"
 COMPLETION = "wmqpzzvkjxhwqqpwmzzvkq"
 HELLO: Any = [{"role": "user", "content": f"say {PROMPT} please"}]
-WIPING = {"PYTHONMALLOC": "debug", "GLIBC_TUNABLES": "glibc.malloc.perturb=165:glibc.malloc.tcache_count=0"}
 
 
 def ask(client: openai.OpenAI, **fields: Any) -> Any:
@@ -206,8 +205,8 @@ def test_no_hook_of_python_prints_an_exceptions_text() -> None:
 
 @pytest.mark.parametrize("tls", [True, False], ids=["tls", "plain"])
 def test_memory_holds_a_prompt_only_while_it_is_answered(start: Start, tls: bool) -> None:
-    """With both allocators set to overwrite what is freed; the request under way is the positive control."""
-    api = start(tls=tls, environment=WIPING)
+    """In the environment that the agent gives it; the request under way is the positive control."""
+    api = start(tls=tls, environment=clean_environment(os.environ, wipe_all_frees=True))
     api.serve()
     needles = Searcher(forms_of("prompt", PROMPT.encode()) + forms_of("completion", COMPLETION.encode()))
     api.engine.script = begins(ids(COMPLETION))

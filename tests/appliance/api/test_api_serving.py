@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from appliance.protocol import Admit, Tokens
+from appliance.protocol import Admit, Drain, Tokens
 from tests.sim import chat_model
 from tests.sim.api_process import MODEL, ApiProcess
 from tests.sim.chat_model import end_id, ids
@@ -88,6 +88,26 @@ def test_closing_admission_ends_a_running_answer_with_an_error(start: Start) -> 
         assert api.engine.next_cancel() == api.engine.next_submit().request
         api.wait_for_state("draining")
         assert refusal(client).status_code == 503
+
+
+def test_draining_lets_running_answers_finish_and_refuses_new_ones(start: Start) -> None:
+    api = start()
+    api.serve()
+    api.engine.script = begins(ids("hello"))
+    with api.client() as client:
+        chunks = ask(client, stream=True)
+        assert next(chunks).choices[0].delta.role == "assistant"
+        api.tell(Drain())
+        api.wait_for_state("draining")
+        assert refusal(client).status_code == 503
+        api.engine.send(Tokens(api.engine.next_submit().request, ids(" world"), "length"))
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "hello world"
+
+
+def test_idle_process_says_so_as_soon_as_it_is_told_to_drain(start: Start) -> None:
+    api = start()
+    api.tell(Drain())
+    assert api.stats.get(timeout=PATIENCE).active == 0
 
 
 def test_admission_can_open_again(start: Start) -> None:
