@@ -95,8 +95,7 @@ def local_shape(spec: TensorSpec, *, tiles: int, rank: int, world: int) -> tuple
     """Give where a rank's part of a tensor begins along the parallel dimension, and the shape of the part."""
     if spec.parallel is None:
         return 0, spec.shape
-    edges = spec.edges(tiles)
-    start, stop = edges[rank * tiles // world], edges[(rank + 1) * tiles // world]
+    start, stop = (spec.edge(part * tiles // world, tiles) for part in (rank, rank + 1))
     return start, (*spec.shape[: spec.parallel], stop - start, *spec.shape[spec.parallel + 1 :])
 
 
