@@ -151,6 +151,8 @@ class ApiProcess:
 
 
 def _start(errors: Path, environment: dict[str, str]) -> tuple[Channel, socket.socket, subprocess.Popen[bytes]]:
+    # Coverage tells a child process by variables that it is measured.
+    measured = {name: value for name, value in os.environ.items() if name.startswith("COVERAGE_")}
     control, control_child = socket.socketpair()
     engine, engine_child = socket.socketpair()
     with control_child, engine_child, errors.open("wb") as log:
@@ -162,9 +164,7 @@ def _start(errors: Path, environment: dict[str, str]) -> tuple[Channel, socket.s
             pass_fds=(control_child.fileno(), engine_child.fileno()),
             stdin=subprocess.DEVNULL,
             stderr=log,
-            env=clean_environment(os.environ)
-            | {"PYTHONPATH": str(REPOSITORY), "PYTHONMALLOC": "default"}
-            | environment,
+            env=environment | {"PYTHONPATH": str(REPOSITORY)} | measured,
             start_new_session=True,
         )
     return Channel(control), engine, process
