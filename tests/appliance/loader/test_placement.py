@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
 
 from appliance import placement
 from appliance.errors import ModelUnsupported
@@ -150,3 +153,23 @@ def test_refuses_a_destination_that_is_no_row_by_row_view() -> None:
     spec = TensorSpec.plan("x.q_proj.weight", "F32", (4, 4))
     error = _refused([spec], {"x.q_proj.weight": torch.zeros(4, 4).t()})
     assert error.code == "load.tensor.layout"
+
+
+def _allocated(work: Callable[[], object]) -> int:
+    """Give the bytes that torch allocated on the CPU meanwhile."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        work()
+    return sum(max(0, event.self_cpu_memory_usage) for event in seen.key_averages())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
+def test_copies_make_no_temporary_of_the_plaintext(dtype: torch.dtype) -> None:
+    spec = TensorSpec.plan("x.down_proj.weight", "BF16", (512, 1024))
+    layout = Layout([spec], 2)
+    destination = torch.zeros(512, 1024, dtype=dtype)
+    targets = placement.plan(layout, rank=0, world=1, destinations={spec.name: destination}, skip=lambda _: False)
+    plain = stream_bytes(layout, 3)
+    # A part that begins and ends inside a row takes all three kinds of copies.
+    part = plain[64 * 7 : 64 * 7001]
+    assert _allocated(lambda: placement.place(targets[3], 64 * 7, part)) == 0
+    assert _allocated(lambda: plain.view(torch.bfloat16).to(torch.float32)) > 0

@@ -174,6 +174,7 @@ def test_cuda_lane_brings_bytes_in_one_copy_and_spreads_them_on_the_device() -> 
     assert not ticket.done()
     ticket.wait()
     assert ticket.done()
+    assert seen == []
     staged.zero_()  # the host memory is free again before the spreading is over
     lane.close()
     assert target[:2].flatten().tolist() == [0, 1, 2, 3, 4, 5]
