@@ -155,8 +155,8 @@ def test_block_scales_are_cut_as_their_matrix_is(size: int) -> None:
     scales = TensorSpec.plan("m.down_proj.weight_scale_inv", "F32", (2, -(-size // 128)))
     if scales.parallel is None:
         return
-    for tile in range(9):
-        assert matrix.edge(tile, 8) == min(size, scales.edge(tile, 8) * 128)
+    for edge, block in zip(matrix.edges(8), scales.edges(8), strict=True):
+        assert edge == min(size, block * 128)
 
 
 def test_edges_lie_at_whole_heads_when_ranks_divide_the_heads() -> None:
