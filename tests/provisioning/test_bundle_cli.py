@@ -253,7 +253,7 @@ def test_pack_refuses_what_safetensors_refuses(
 def test_pack_says_so_when_no_second_opinion_can_be_had(
     room: Room, owner_program: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commands.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     answer = owner_program(*room.pack())
     assert answer.status == 0
     assert "no second opinion" in answer.err
