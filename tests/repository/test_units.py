@@ -138,7 +138,8 @@ def test_users_and_directories_are_made_in_an_empty_root(root: Path, tmp_path: P
 
 def test_stopping_gives_the_wipe_its_time_and_never_dumps(root: Path) -> None:
     unit = dict(_directives(root / "systemd/lethe-agent.service"))
-    assert unit["KillMode"] == "mixed"
+    # "mixed" would kill the ranks at once when the agent dies, before they can wipe themselves
+    assert unit["KillMode"] == "control-group"
     assert int(unit["TimeoutStopSec"]) >= 60
     assert unit["WatchdogSignal"] == "SIGKILL"
     assert unit["LimitCORE"] == "0"
