@@ -14,7 +14,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,7 @@ class Agent:
         )
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ending: asyncio.Task[int] | None = None
+        self._exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._commands: dict[str, Callable[[Mapping[str, Any], Caller], Answers]] = {
             "status": self._status,
             "request": self._request,
@@ -107,11 +108,7 @@ class Agent:
             loop.add_signal_handler(number, self.zeroize, f"signal {signal.Signals(number).name}")
         notify(READY="1", STATUS=f"{self.state.value}: waiting for a challenge")
         self._spawn(self._keep_watchdog())
-        while self._ending is None:
-            await asyncio.sleep(3600) if not self._tasks else await asyncio.wait(
-                self._tasks, return_when=asyncio.FIRST_COMPLETED
-            )
-        status = await asyncio.shield(self._ending)
+        status = await self._exit_status
         await self._control.stop()
         return status
 
@@ -195,7 +192,7 @@ class Agent:
         if self._ending is None:
             self.state = after(self.state, Event.ZEROIZE_ASKED)
             self._ending = asyncio.get_running_loop().create_task(self._forget(reason, hold_seconds))
-            self._tasks.add(self._ending)
+            self._ending.add_done_callback(self._leave)
         return self._ending
 
     async def _forget(self, reason: str, hold_seconds: float) -> int:
@@ -216,7 +213,12 @@ class Agent:
             return ZeroizeIncomplete.exit_status
         return self.fault.exit_status if self.fault else 0
 
-    def _spawn(self, work: Any) -> None:
+    def _leave(self, ending: asyncio.Task[int]) -> None:
+        # A drill that broke has shown nothing: that is the same as a wipe that failed.
+        broken = ending.cancelled() or ending.exception() is not None
+        self._exit_status.set_result(ZeroizeIncomplete.exit_status if broken else ending.result())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

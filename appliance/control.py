@@ -25,6 +25,7 @@ from attestation import strictjson
 from attestation.errors import FormatError, LetheError
 
 MAX_LINE = 8 << 20
+_LAST_ANSWER_SECONDS = 5
 _PEER = struct.Struct("3i")
 
 Role = Literal["operator", "viewer"]
@@ -89,6 +90,7 @@ class ControlServer:
         self._viewer_group = viewer_group
         self._handler = handler
         self._server: asyncio.Server | None = None
+        self._callers: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
         """Make the socket and begin to listen."""
@@ -98,12 +100,18 @@ class ControlServer:
         self._path.chmod(0o666)
 
     async def stop(self) -> None:
-        """Stop listening and remove the socket."""
+        """Stop listening, remove the socket, and let running commands give their last answer."""
         if self._server is not None:
             self._server.close()
             self._path.unlink(missing_ok=True)
+        if self._callers:
+            await asyncio.wait(self._callers, timeout=_LAST_ANSWER_SECONDS)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._callers.add(task)
+            task.add_done_callback(self._callers.discard)
         try:
             async for answer in self._answers(reader, writer):
                 writer.write(strictjson.dumps(answer) + b"\n")

@@ -31,7 +31,10 @@ def agent(path: Path) -> None:
     harden_process()
     from appliance.agent import Agent  # after the restart, and not for the other commands
 
-    raise click.exceptions.Exit(asyncio.run(Agent(config.load(path)).run()))
+    async def run() -> int:
+        return await Agent(config.load(path)).run()
+
+    raise click.exceptions.Exit(asyncio.run(run()))
 
 
 @click.command(name="check-config")
