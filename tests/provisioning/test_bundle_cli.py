@@ -193,10 +193,7 @@ REFUSED: dict[str, tuple[Callable[[Room], object], str, int]] = {
     "no policy": (lambda room: (room.path / "policy.toml").unlink(), "input.missing", 2),
     "a taken name": (lambda room: room.out.mkdir(), "output.exists", 74),
     "pickled weights": (
-        lambda room: (
-            [path.rename(path.with_suffix(".bin")) for path in room.model.glob("*.safetensors")]
-            and (room.model / "model.safetensors.index.json").unlink()
-        ),
+        lambda room: modelfiles.write_index(room.model, {"a": "pytorch_model.bin"}),
         "source.pickle",
         2,
     ),
