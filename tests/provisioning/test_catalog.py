@@ -6,6 +6,8 @@ import struct
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from attestation import strictjson
 from provisioning.catalog import MAX_FILES, Catalog, CatalogFile
@@ -151,3 +153,19 @@ def test_refuses_a_whole_segment_of_padding() -> None:
 def test_takes_just_the_whole_stream() -> None:
     with pytest.raises(ValueError, match="catalog stream"):
         Catalog.decode(CATALOG.encode(), geometry=GEOMETRY)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.tuples(st.integers(0, len(CATALOG.encode()) - 1), st.integers(0, 255)), min_size=1, max_size=4))
+def test_a_changed_catalog_is_refused_or_is_a_whole_catalog(changes: list[tuple[int, int]]) -> None:
+    # Invariant: any bytes give a catalog or BundleDamaged, never another error.
+    plain = bytearray(padded(CATALOG.encode()))
+    for place, value in changes:
+        plain[place] = value
+    try:
+        read = Catalog.decode(plain, geometry=GEOMETRY)
+    except BundleDamaged:
+        return
+    assert {spec.name for spec in read.tensors} == {
+        spec.name for spec in Catalog.decode(padded(read.encode()), geometry=GEOMETRY).tensors
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import json
@@ -12,6 +13,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from attestation import dsse, strictjson
 from attestation.errors import FormatError, LetheError, SignatureRefused
@@ -247,3 +250,16 @@ def test_refuses_names_that_cannot_be_shown(name: str) -> None:
 
 def test_names_its_suite() -> None:
     assert SUITE == "AES-256-GCM/HKDF-SHA384"
+
+
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=4))
+def test_a_changed_payload_is_a_manifest_or_refused_as_malformed(
+    manifest: Manifest, changes: list[tuple[int, int]]
+) -> None:
+    # Invariant: any bytes give a manifest or FormatError, never another error; the signature has been checked before.
+    payload = bytearray(manifest.encode())
+    for place, value in changes:
+        payload[place % len(payload)] = value
+    with contextlib.suppress(FormatError):
+        Manifest.parse(bytes(payload))
