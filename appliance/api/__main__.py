@@ -16,6 +16,7 @@ import socket
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NoReturn
 
 from appliance.api import quiet
 from appliance.api.access import AccessList
@@ -47,11 +48,10 @@ def main() -> None:
     parser.add_argument("--control", type=int, required=True, metavar="FD")
     parser.add_argument("--engine", type=int, required=True, metavar="FD")
     arguments = parser.parse_args()
-    status = asyncio.run(_run(socket.socket(fileno=arguments.control), socket.socket(fileno=arguments.engine)))
-    sys.exit(status)
+    asyncio.run(_run(socket.socket(fileno=arguments.control), socket.socket(fileno=arguments.engine)))
 
 
-async def _run(control_socket: socket.socket, engine_socket: socket.socket) -> int:
+async def _run(control_socket: socket.socket, engine_socket: socket.socket) -> NoReturn:
     control = await AsyncChannel.over(control_socket)
     engine = EngineClient(await AsyncChannel.over(engine_socket))
     status = 0
@@ -66,12 +66,10 @@ async def _run(control_socket: socket.socket, engine_socket: socket.socket) -> i
     except* _AgentGone:
         pass
     except* (ConfigError, ModelUnsupported, ProtocolError) as group:
-        errors = [
-            error for error in group.exceptions if isinstance(error, (ConfigError, ModelUnsupported, ProtocolError))
-        ]
-        for error in errors:
-            quiet.LOG.critical(error.code)
-        status = max((error.exit_status for error in errors), default=1)
+        for error in group.exceptions:
+            if isinstance(error, ConfigError | ModelUnsupported | ProtocolError):
+                quiet.LOG.critical(error.code)
+                status = error.exit_status
     except* OSError as group:
         quiet.LOG.critical("api.system", exc_info=group.exceptions[0])
         status = 1

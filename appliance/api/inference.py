@@ -76,18 +76,23 @@ class Inference:
         """
         with self._service.admission.enter() as place:
             try:
-                body = await read_body(scope, receive, limit=self._service.settings.max_body_bytes)
-                reply = await until_hang_up(receive, self._start(body, place))
+                asked = await self._read(scope, receive)
+                reply = await until_hang_up(receive, self._start(asked, place))
                 with reply.generation:
+                    # The client's words are not needed any more: from here on there are only tokens.
+                    del asked
                     answer = reply.stream(send) if reply.streamed else reply.whole(scope, receive, send)
                     await until_hang_up(receive, answer)
             except ClientGone:
                 return
-        self._service.admission.served += 1
+        self._service.admission.served += reply.complete
 
-    async def _start(self, body: bytes, place: Place) -> Reply:
-        # Long bodies and prompts are read beside the event loop, so that other streams flow on.
-        asked = await asyncio.to_thread(self._dialect.read, body)
+    async def _read(self, scope: Scope, receive: Receive) -> Asked:
+        body = await read_body(scope, receive, limit=self._service.settings.max_body_bytes)
+        # Beside the event loop, so that other streams flow on while a long body is read.
+        return await asyncio.to_thread(self._dialect.read, body)
+
+    async def _start(self, asked: Asked, place: Place) -> Reply:
         options = asked.options
         model = self._service.resident_model()
         if options.model != model.name:
@@ -148,6 +153,11 @@ class Reply:
         """Say whether the client asked for a stream."""
         return self._options.stream
 
+    @property
+    def complete(self) -> bool:
+        """Say whether every answer has come to its end."""
+        return all(answer.finish for answer in self._answers)
+
     async def whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Collect the answers and send them as one JSON object."""
         texts = [""] * len(self._answers)
@@ -177,7 +187,7 @@ class Reply:
 
     async def _pieces(self) -> AsyncIterator[tuple[int, str, str] | None]:
         """Give index, text and finish of each advance; None when the engine was silent for a while."""
-        while any(not answer.finish for answer in self._answers):
+        while not self.complete:
             event = await self.generation.receive(_PATIENCE)
             if event is None:
                 yield None

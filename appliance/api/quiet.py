@@ -43,6 +43,8 @@ def install() -> None:
     handler.setFormatter(ContentFree())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.raiseExceptions = False
+    # Anyone can send bytes that are no HTTP; a warning for each would fill the log.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     logging.captureWarnings(True)
 
     def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
