@@ -16,7 +16,7 @@ import socket
 import struct
 import types
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from appliance.errors import ProtocolError
 
@@ -179,7 +179,7 @@ class Tokens(Message):
     """
 
     request: str
-    tokens: list[int]
+    tokens: list[int] = field(repr=False)
     finish: str
 
 
@@ -211,7 +211,7 @@ class Submit(Message):
     """
 
     request: str
-    prompt: list[int]
+    prompt: list[int] = field(repr=False)
     max_tokens: int
     temperature: float
     top_p: float
@@ -318,9 +318,9 @@ _CHECKS: dict[typing.Any, typing.Callable[[typing.Any], bool]] = {
 def encode(message: Message) -> bytes:
     """Give the frame of a message."""
     members: dict[str, typing.Any] = {"kind": type(message).__name__}
-    for field in dataclasses.fields(message):  # type: ignore[arg-type]  # every subclass is a dataclass
-        value = getattr(message, field.name)
-        members[field.name] = base64.b64encode(value).decode() if isinstance(value, bytes) else value
+    for member in dataclasses.fields(message):  # type: ignore[arg-type]  # every subclass is a dataclass
+        value = getattr(message, member.name)
+        members[member.name] = base64.b64encode(value).decode() if isinstance(value, bytes) else value
     body = json.dumps(members, separators=(",", ":"), allow_nan=False).encode()
     if len(body) > MAX_FRAME:
         _refuse(f"a message of {len(body)} bytes", f"at most {MAX_FRAME}")

@@ -28,7 +28,7 @@ class RankLink:
     Args:
         child: the rank's process.
         device: the device it fills.
-        on_fault: called once when the rank fails or vanishes, unless it was told to wipe.
+        on_fault: called when the rank fails or vanishes before it has wiped itself.
     """
 
     def __init__(self, child: Child, device: str, on_fault: Callable[[LetheError], None]) -> None:
@@ -43,19 +43,19 @@ class RankLink:
         self._watch = loop.create_task(self._follow())
 
     async def _follow(self) -> None:
+        error: LetheError = DeviceFault(
+            "rank.lost",
+            found=f"the process of {self.device} is gone",
+            expected="a running rank",
+            hint="its memory went back to the kernel unseen; see the journal, then start again with a new grant",
+        )
         try:
             while (message := await self.child.channel.receive()) is not None:
                 self._take(message)
-        except ProtocolError as error:
-            self._fault(error)
-        self._fault(
-            DeviceFault(
-                "rank.lost",
-                found=f"the process of {self.device} is gone",
-                expected="a running rank",
-                hint="its memory went back to the kernel unseen; see the journal, then start again with a new grant",
-            )
-        )
+        except ProtocolError as malformed:
+            error = malformed
+        self._fault(error)
+        _fail(self.wiped, error)
 
     def _take(self, message: Message) -> None:
         match message:
@@ -82,12 +82,9 @@ class RankLink:
                 )
 
     def _fault(self, error: LetheError) -> None:
-        first = not self.wiped.done() or not self.resident.done()
-        for future in (self.resident, self.wiped):
-            if not future.done():
-                future.set_exception(error)
-                future.exception()  # whoever awaits it sees it; nobody awaiting is no fault
-        if first:
+        """The rank serves no more. It still wipes itself, and says so in :attr:`wiped`, unless it is gone."""
+        _fail(self.resident, error)
+        if not self.wiped.done():
             self._on_fault(error)
 
     @property
@@ -105,6 +102,12 @@ class RankLink:
         left = await self.child.end(seconds)
         self._watch.cancel()
         return left
+
+
+def _fail(future: asyncio.Future[_Report], error: LetheError) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # whoever awaits it sees it; nobody awaiting it is no fault
 
 
 def _result_of(future: asyncio.Future[_Report]) -> _Report | None:

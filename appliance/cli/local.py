@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import click
@@ -89,11 +89,13 @@ def apikey() -> None:
 
 @apikey.command(name="add")
 @click.argument("label")
-@click.option("--expires", type=click.DateTime(["%Y-%m-%d"]), help="Last day, UTC.")
+@click.option("--expires", type=click.DateTime(["%Y-%m-%d"]), help="Last day on which it works, UTC.")
 @click.pass_obj
 def apikey_add(path: Path, label: str, expires: datetime | None) -> None:
     """Make a key and print it, this once; only its salted hash is kept."""
-    click.echo(access.issue_key(_keys_file(path), label, expires=expires))
+    # The named day is the last one on which the key works.
+    ends = expires.replace(tzinfo=UTC) + timedelta(days=1) if expires else None
+    click.echo(access.issue_key(_keys_file(path), label, expires=ends))
     say(f"this is the only time the key of {label!r} is shown")
 
 

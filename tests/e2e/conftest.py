@@ -249,7 +249,7 @@ def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> No
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 def alive(pid: int) -> bool:
