@@ -7,52 +7,95 @@ one padded call for all decoding requests, which suits a GPU, where the number o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention as attention
 
-from appliance.engine.batch import Padded, Span
+from appliance.engine.batch import Batch, Padded, Span
 
 
-def attend_span(heads: torch.Tensor, cache: torch.Tensor, span: Span, out: torch.Tensor) -> None:
-    """Compute attention for one request's rows.
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What one request's rows look at in one layer: ``[1, kv_heads, length, head_dim]`` each."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+def places(cache: torch.Tensor, span: Span) -> list[Known | torch.Tensor]:
+    """Give, per layer, where a request's keys and values are: views of the cache, or cache rows to be gathered.
+
+    Made once a step, for all layers at once: slicing in every layer would cost as much as attention itself.
 
     Args:
-        heads: ``[rows, query_heads, head_dim]``, the batch's rotated queries.
-        cache: ``[cache rows, 2 * kv_heads, head_dim]`` of this layer; it already holds this step's keys and values.
+        cache: ``[layers, cache rows, 2 * kv_heads, head_dim]``.
         span: the request.
-        out: ``[rows, query_heads, head_dim]``, filled for the request's rows.
     """
-    if span.slots is None:
-        known = cache[span.first_slot : span.first_slot + span.length]
-    else:
-        known = cache.index_select(0, span.slots)
+    if span.slots is not None:
+        return [span.slots] * cache.shape[0]
+    rows = cache[:, span.first_slot : span.first_slot + span.length].transpose(1, 2)[:, None]
+    keys, values = torch.chunk(rows, 2, dim=2)
+    return [Known(*layer) for layer in zip(keys.unbind(0), values.unbind(0), strict=True)]
+
+
+def attend(
+    heads: torch.Tensor, cache: torch.Tensor, batch: Batch, known: Sequence[Known | torch.Tensor]
+) -> torch.Tensor:
+    """Compute attention in one layer.
+
+    Args:
+        heads: ``[rows, query_heads, head_dim]``, rotated queries.
+        cache: ``[cache rows, 2 * kv_heads, head_dim]`` of this layer; it already holds this step's keys and values.
+        batch: whose rows they are.
+        known: per span of the batch, its place in this layer, see :func:`places`.
+
+    Returns:
+        ``[rows, query_heads * head_dim]``.
+    """
     kv_heads, head_dim = cache.shape[1] // 2, cache.shape[2]
-    keys, values = torch.split(known.transpose(0, 1), kv_heads)  # each [kv_heads, length, head_dim]
-    rows = span.stop - span.start
-    groups = heads.shape[1] // kv_heads
-    queries = heads[span.start : span.stop].view(rows, kv_heads, groups, head_dim)
-    result = out[span.start : span.stop].view(rows, kv_heads, groups, head_dim)
-    if rows == 1:
-        # The queries that share a key head go where the rows would: no key is repeated.
-        result.copy_(attention(queries, keys[None], values[None]))
-        return
+    # Queries that share a key head stand together; nothing is repeated for them.
+    grouped = heads.view(heads.shape[0], kv_heads, -1, head_dim)
+    sizes = [span.rows for span in batch.spans]
+    parts = []
+    if batch.padded is not None:
+        first = batch.padded.slots.shape[0]
+        sizes.insert(0, first)
+        parts.append(_padded(grouped[:first], cache, batch.padded))
+    queries = torch.split(grouped, sizes)[len(parts) :]
+    for query, span, place in zip(queries, batch.spans, known, strict=True):
+        parts.append(_one(query, place if isinstance(place, Known) else _gather(cache, place), span))
+    whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return whole.reshape(heads.shape[0], -1)
+
+
+def _gather(cache: torch.Tensor, slots: torch.Tensor) -> Known:
+    """Copy a request's scattered keys and values together."""
+    rows = cache.index_select(0, slots).transpose(0, 1)[None]
+    return Known(*torch.chunk(rows, 2, dim=1))
+
+
+def _one(query: torch.Tensor, known: Known, span: Span) -> torch.Tensor:
+    """Compute one request's rows, ``[rows, kv_heads, groups, head_dim]`` like its queries."""
+    if span.rows == 1:
+        # The queries of a group go where the rows would.
+        return attention(query, known.keys, known.values)
+    _, kv_heads, groups, head_dim = query.shape
     shape = (kv_heads, groups, span.length, head_dim)
     attended = attention(
-        queries.permute(1, 2, 0, 3),
-        keys[:, None].expand(shape),
-        values[:, None].expand(shape),
+        query.permute(1, 2, 0, 3),
+        known.keys.transpose(0, 1).expand(shape),
+        known.values.transpose(0, 1).expand(shape),
         attn_mask=span.mask,
         is_causal=span.mask is None,
     )
-    result.copy_(attended.permute(2, 0, 1, 3))
+    return attended.permute(2, 0, 1, 3)
 
 
-def attend_padded(heads: torch.Tensor, cache: torch.Tensor, padded: Padded, out: torch.Tensor) -> None:
-    """Compute attention for all decoding requests in one call; arguments as for :func:`attend_span`."""
-    kv_heads, head_dim = cache.shape[1] // 2, cache.shape[2]
+def _padded(query: torch.Tensor, cache: torch.Tensor, padded: Padded) -> torch.Tensor:
+    """Compute all decoding requests in one call, ``[requests, kv_heads, groups, head_dim]``."""
     requests, longest = padded.slots.shape
-    known = cache.index_select(0, padded.slots.view(-1)).view(requests, longest, 2 * kv_heads, head_dim)
-    keys, values = torch.split(known.transpose(1, 2), kv_heads, dim=1)  # each [requests, kv_heads, longest, head_dim]
-    queries = heads.index_select(0, padded.rows).view(requests, kv_heads, -1, head_dim)
-    attended = attention(queries, keys, values, attn_mask=padded.mask)
-    out.index_copy_(0, padded.rows, attended.reshape(requests, -1, head_dim))
+    rows = cache.index_select(0, padded.slots.view(-1)).view(requests, longest, *cache.shape[1:]).transpose(1, 2)
+    keys, values = torch.chunk(rows, 2, dim=1)
+    return attention(query, keys, values, attn_mask=padded.mask)

@@ -15,16 +15,15 @@ class Span:
     """The rows of one request in a step.
 
     Attributes:
-        start, stop: its rows in the batch.
+        rows: how many.
         length: tokens in its cache, counting these rows.
         first_slot: cache row of its first token where its blocks are contiguous, else -1.
         slots: ``[length] int64``, cache rows of all its tokens, where they are not.
-        mask: ``[rows, length] bool``, True where a row may look; None where all may, or where row i may look at i + 1
-            tokens (then ``length == stop - start``).
+        mask: ``[rows, length] bool``, True where a row may look; None where row i may look at i + 1 tokens, or there is
+            one row, which looks at all.
     """
 
-    start: int
-    stop: int
+    rows: int
     length: int
     first_slot: int
     slots: torch.Tensor | None
@@ -33,27 +32,25 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """The decoding requests of a step, as one rectangle.
+    """The decoding requests of a step as one rectangle; their rows come first.
 
     Attributes:
-        rows: ``[requests] int64``, their rows in the batch.
         slots: ``[requests, longest] int64``, cache rows; padding points anywhere.
         mask: ``[requests, 1, 1, longest] bool``, False at the padding.
     """
 
-    rows: torch.Tensor
     slots: torch.Tensor
     mask: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's rows.
+    """One step's rows, request after request.
 
     Attributes:
         tokens, positions, slots: ``[rows] int64``: token id, position in its request, cache row to write.
         outputs: ``[outputs] int64``, the rows whose logits are wanted.
-        spans: the rows of each request; without the decoding ones where ``padded`` covers them.
+        spans: the requests, in the order of their rows; without the first ones where ``padded`` covers them.
         padded: the decoding requests as one rectangle, or None.
     """
 
@@ -65,70 +62,56 @@ class Batch:
     padded: Padded | None
 
 
-def build(plan: list[tuple[Sequence, int]], device: torch.device) -> Batch:
+def build(plan: list[tuple[Sequence, int]], device: torch.device, *, rectangle: bool) -> Batch:
     """Give the batch of a plan.
 
     Args:
-        plan: requests and how many of their pending tokens to compute; their blocks are claimed.
-        device: where the network is. On a GPU the decoding requests become one rectangle.
+        plan: requests and how many of their pending tokens to compute; their blocks are claimed. Requests with one
+            token come first.
+        device: where the network is.
+        rectangle: make one rectangle of the requests with one token.
     """
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
     outputs: list[int] = []
-    spans: list[Span] = []
-    decoding: list[tuple[int, Sequence]] = []
     for sequence, count in plan:
         start, stop = sequence.computed, sequence.computed + count
-        if count == 1 and device.type != "cpu":
-            decoding.append((len(tokens), sequence))
-        else:
-            spans.append(_span(sequence, len(tokens), count, device))
         tokens += sequence.tokens[start:stop]
         positions += range(start, stop)
         slots += sequence.table.slots(start, stop)
         if count == sequence.pending:
             outputs.append(len(tokens) - 1)
+    decoding = [sequence for sequence, count in plan if count == 1] if rectangle else []
     rows = torch.tensor([tokens, positions, slots], dtype=torch.int64).to(device)
     return Batch(
         tokens=rows[0],
         positions=rows[1],
         slots=rows[2],
         outputs=torch.tensor(outputs, dtype=torch.int64, device=device),
-        spans=tuple(spans),
-        padded=pad(decoding, device) if decoding else None,
+        spans=tuple(_span(sequence, count, device) for sequence, count in plan[len(decoding) :]),
+        padded=_pad(decoding, device) if decoding else None,
     )
 
 
-def pad(decoding: list[tuple[int, Sequence]], device: torch.device) -> Padded:
-    """Give the rectangle of requests that compute one token each.
-
-    Args:
-        decoding: row in the batch, and request.
-        device: where the network is.
-    """
-    lengths = torch.tensor([sequence.computed + 1 for _, sequence in decoding], dtype=torch.int64)
+def _pad(decoding: list[Sequence], device: torch.device) -> Padded:
+    lengths = torch.tensor([sequence.computed + 1 for sequence in decoding], dtype=torch.int64)
     longest = int(lengths.max())
     slots = torch.zeros((len(decoding), longest), dtype=torch.int64)
-    for at, (_, sequence) in enumerate(decoding):
-        slots[at, : sequence.computed + 1] = _cache_rows(sequence, sequence.computed + 1)
+    for row, sequence in zip(slots, decoding, strict=True):
+        row[: sequence.computed + 1] = _cache_rows(sequence, sequence.computed + 1)
     mask = torch.arange(longest) < lengths[:, None]
-    return Padded(
-        rows=torch.tensor([row for row, _ in decoding], dtype=torch.int64, device=device),
-        slots=slots.to(device),
-        mask=mask[:, None, None, :].to(device),
-    )
+    return Padded(slots=slots.to(device), mask=mask[:, None, None, :].to(device))
 
 
-def _span(sequence: Sequence, row: int, count: int, device: torch.device) -> Span:
+def _span(sequence: Sequence, count: int, device: torch.device) -> Span:
     start, stop = sequence.computed, sequence.computed + count
     table = sequence.table
     mask = None
     if count > 1 and start > 0:
         mask = torch.ones((count, stop), dtype=torch.bool, device=device).tril(start)
     return Span(
-        start=row,
-        stop=row + count,
+        rows=count,
         length=stop,
         first_slot=table.blocks[0] * BLOCK_TOKENS if table.contiguous else -1,
         slots=None if table.contiguous else _cache_rows(sequence, stop).to(device),

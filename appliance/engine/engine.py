@@ -113,8 +113,9 @@ class Engine:
         """
         plan = self._scheduler.plan()
         if plan:
+            device = self._model.device
             ready = [sequence for sequence, count in plan if count == sequence.pending]
-            logits = self._model.forward(build(plan, self._model.device), self._pool.kv)
+            logits = self._model.forward(build(plan, device, rectangle=device.type != "cpu"), self._pool.kv)
             for sequence, count in plan:
                 sequence.computed += count
             chosen = sample(logits, [(sequence.sampling, sequence.answered) for sequence in ready])

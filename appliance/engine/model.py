@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from appliance.engine.attention import attend_padded, attend_span
+from appliance.engine.attention import attend, places
 from appliance.engine.batch import Batch
 from appliance.engine.config import ModelConfig
 from appliance.engine.layers import gated_silu, project, rms_norm
@@ -117,32 +117,16 @@ class Decoder:
         config = self.config
         cosine, sine = rotation(batch.positions, self._frequencies, self.dtype)
         rows = functional.embedding(batch.tokens, self._embedding)
-        for layer, layer_cache in zip(self._layers, cache.unbind(0), strict=True):
+        per_span = [places(cache, span) for span in batch.spans]
+        for number, (layer, layer_cache) in enumerate(zip(self._layers, cache.unbind(0), strict=True)):
+            known = [place[number] for place in per_span]
             normed = rms_norm(rows, layer.attention_norm, config.norm_epsilon)
-            rows.add_(self._attend(layer, layer_cache, normed, batch, cosine, sine))
+            qkv = project(normed, layer.qkv, layer.qkv_bias).contiguous().view(normed.shape[0], -1, config.head_dim)
+            rotate_(qkv[:, : config.heads + config.kv_heads], cosine, sine)
+            layer_cache.index_copy_(0, batch.slots, qkv[:, config.heads :])
+            attended = attend(qkv[:, : config.heads], layer_cache, batch, known)
+            rows.add_(project(attended, layer.output, layer.output_bias))
             normed = rms_norm(rows, layer.mlp_norm, config.norm_epsilon)
             rows.add_(project(gated_silu(project(normed, layer.gate_up)), layer.down))
         last = rms_norm(rows.index_select(0, batch.outputs), self._norm, config.norm_epsilon)
         return project(last, self._head).to(torch.float32)
-
-    def _attend(
-        self,
-        layer: _Layer,
-        cache: torch.Tensor,
-        normed: torch.Tensor,
-        batch: Batch,
-        cosine: torch.Tensor,
-        sine: torch.Tensor,
-    ) -> torch.Tensor:
-        config = self.config
-        count = normed.shape[0]
-        qkv = project(normed, layer.qkv, layer.qkv_bias).contiguous().view(count, -1, config.head_dim)
-        rotate_(qkv[:, : config.heads + config.kv_heads], cosine, sine)
-        cache.index_copy_(0, batch.slots, qkv[:, config.heads :])
-        queries = qkv[:, : config.heads]
-        out = torch.empty((count, config.heads, config.head_dim), dtype=self.dtype, device=normed.device)
-        if batch.padded is not None:
-            attend_padded(queries, cache, batch.padded, out)
-        for span in batch.spans:
-            attend_span(queries, cache, span, out)
-        return project(out.view(count, -1), layer.output, layer.output_bias)

@@ -35,7 +35,11 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def plan(self) -> list[tuple[Sequence, int]]:
-        """Choose the requests of the next step and how many of their pending tokens it computes; blocks are claimed."""
+        """Choose the requests of the next step; their blocks are claimed.
+
+        Returns:
+            Requests and how many of their pending tokens the step computes; those with one token come first.
+        """
         budget = self._step_tokens
         plan: list[tuple[Sequence, int]] = []
         for sequence in list(self.running):
@@ -55,6 +59,7 @@ class Scheduler:
             count = min(sequence.pending, budget)
             plan.append((sequence, count))
             budget -= count
+        plan.sort(key=lambda item: item[1] > 1)
         return plan
 
     def remove(self, sequence: Sequence) -> None:
