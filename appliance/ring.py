@@ -19,18 +19,40 @@ from appliance.slot import Slot
 TAG_BYTES = 16
 
 
+class Tally:
+    """Counts the plaintext bytes that are alive, and their peak.
+
+    Attributes:
+        alive: bytes now.
+        peak: most bytes at once.
+    """
+
+    __slots__ = ("_lock", "alive", "peak")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.alive = 0
+        self.peak = 0
+
+    def add(self, nbytes: int) -> None:
+        """Note that plaintext appeared, or with a negative number was overwritten."""
+        with self._lock:
+            self.alive += nbytes
+            self.peak = max(self.peak, self.alive)
+
+
 class Cell:
-    """One place of the ring: ``capacity`` bytes for segments and a page behind them for the last tag.
+    """One place of the ring: room for segments, and a page behind them for the last tag.
 
     Attributes:
         view: all of its bytes, writable.
         staged: the same memory as ``[bytes] uint8``, for a device.
     """
 
-    __slots__ = ("_alive", "_ring", "staged", "view")
+    __slots__ = ("_alive", "_tally", "staged", "view")
 
-    def __init__(self, ring: Ring, block: torch.Tensor) -> None:
-        self._ring = ring
+    def __init__(self, block: torch.Tensor, tally: Tally) -> None:
+        self._tally = tally
         self._alive = 0
         self.staged = block
         self.view = block.numpy().data
@@ -38,12 +60,12 @@ class Cell:
     def opening(self, nbytes: int) -> None:
         """Count ``nbytes`` as plaintext from now on; called before they are decrypted."""
         self._alive += nbytes
-        self._ring.count(nbytes)
+        self._tally.add(nbytes)
 
     def wipe(self) -> None:
         """Overwrite the whole cell; its plaintext is no longer alive."""
         ctypes.memset(self.staged.data_ptr(), 0, len(self.view))
-        self._ring.count(-self._alive)
+        self._tally.add(-self._alive)
         self._alive = 0
 
 
@@ -72,27 +94,19 @@ class Ring:
             )
         self.bytes = count * stride
         self.cell_bytes = cell_bytes
-        self._lock = threading.Lock()
-        self._alive = 0
-        self._peak = 0
-        self._memory = slot.staging(self.bytes)
-        self.cells = tuple(Cell(self, self._memory[n * stride : (n + 1) * stride]) for n in range(count))
+        self._tally = Tally()
+        memory = slot.staging(self.bytes)
+        self.cells = tuple(Cell(memory[n * stride : (n + 1) * stride], self._tally) for n in range(count))
 
     @property
     def alive_bytes(self) -> int:
         """Plaintext in the ring now."""
-        return self._alive
+        return self._tally.alive
 
     @property
     def peak_bytes(self) -> int:
         """Most plaintext that was in the ring at once."""
-        return self._peak
-
-    def count(self, nbytes: int) -> None:
-        """Note that plaintext appeared, or with a negative number was overwritten."""
-        with self._lock:
-            self._alive += nbytes
-            self._peak = max(self._peak, self._alive)
+        return self._tally.peak
 
     def wipe(self) -> None:
         """Overwrite every cell. No thread may be using one."""
