@@ -14,7 +14,8 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,13 @@ from appliance.config import Config
 from appliance.control import Answers, Caller, ControlServer
 from appliance.custody import Custody
 from appliance.drill import Drill
-from appliance.errors import NotPermitted, StateRefused, ZeroizeIncomplete
+from appliance.errors import JournalError, NotPermitted, StateRefused, ZeroizeIncomplete
 from appliance.hardening import Fact, examine_machine
 from appliance.journal import Journal
 from appliance.lifecycle import Event, State, after
 from appliance.notify import notify
-from appliance.protocol import ApiSettings, Load
+from appliance.orders import api_settings, load_order
+from appliance.protocol import Resident
 from appliance.ranklink import RankLink
 from appliance.status import snapshot
 from attestation.clock import SystemClock
@@ -138,25 +140,10 @@ class Agent:
         self._engine_socket = ours
         child = await children.start_api(theirs)
         custody = self._custody()
-        settings = self.config.api
-        self.api = await ApiLink.start(
-            child,
-            ApiSettings(
-                host=settings.host,
-                port=settings.port,
-                tls=settings.tls,
-                keys_file=str(settings.keys_file),
-                model=settings.model,
-                platform_banner="SIMULATED" if custody.manifest.policy.accepts_simulated else "",
-                max_body_bytes=settings.max_body_kib << 10,
-                max_output_tokens=custody.manifest.policy.serving.max_output_tokens,
-                max_queue=settings.max_queue,
-                request_seconds=settings.request_seconds,
-            ),
-            self._on_fault,
-        )
+        self.api = await ApiLink.start(child, api_settings(self.config, custody), self._on_fault)
         custody.tls_key_digest = self.api.listening.tls_key_sha384
         self.certificate_path.write_bytes(self.api.listening.certificate)
+        self.certificate_path.chmod(0o644)  # public: every client of this machine pins it
 
     @property
     def certificate_path(self) -> Path:
@@ -174,7 +161,11 @@ class Agent:
     def _advance(self, event: Event) -> None:
         self.state = after(self.state, event)
         notify(STATUS=f"{self.state.value}: {event.value}")
-        if self.state is State.ZEROIZING and event not in (Event.ZEROIZE_ASKED, Event.FAULT, Event.DRAINED):
+        if (
+            self._ending is None
+            and self.state is State.ZEROIZING
+            and event not in (Event.ZEROIZE_ASKED, Event.FAULT, Event.DRAINED)
+        ):
             self.zeroize(f"unforeseen event: {event.value}")
 
     def _on_fault(self, error: LetheError) -> None:
@@ -323,28 +314,35 @@ class Agent:
     # --- load and serve --------------------------------------------------------------------------------------------
 
     async def _load(self, grant: Grant) -> None:
-        """Bring the weights in; whatever goes wrong ends in zeroizing."""
+        """Bring the weights in and serve them; whatever goes wrong ends in zeroizing."""
         try:
             with grant:
                 await self._start_ranks(grant)
             residents = await asyncio.gather(*(rank.resident for rank in self.ranks))
+            await self._begin_to_serve(residents, grant.deadline)
         except LetheError as error:
-            self.journal.record("load.failed", outcome="failed", error=error.code)
             self._on_fault(error)
+            with suppress(JournalError):
+                self.journal.record("load.failed", outcome="failed", error=error.code)
             raise
+        except BaseException:
+            self.zeroize("internal error while loading")
+            raise
+
+    async def _begin_to_serve(self, residents: Sequence[Resident], deadline: float) -> None:
         self.journal.record(
             "load.done",
             weight_bytes=sum(resident.weight_bytes for resident in residents),
             segments=sum(resident.segments for resident in residents),
             peak_plaintext_bytes=max(resident.peak_plaintext_bytes for resident in residents),
         )
-        self._advance(Event.MODEL_RESIDENT)
-        if self.state is not State.SERVING or self.api is None:
+        if self.state is not State.LOADING or self.api is None:
             return
         self.journal.record("serve.started")
         await self.api.admit()
-        self.deadline = grant.deadline
-        self._spawn(self._expire(grant.deadline - self.clock.monotonic()))
+        self._advance(Event.MODEL_RESIDENT)
+        self.deadline = deadline
+        self._spawn(self._expire(deadline - self.clock.monotonic()))
 
     async def _start_ranks(self, grant: Grant) -> None:
         custody = self._custody()
@@ -358,33 +356,13 @@ class Agent:
                 child, key_pipe = await children.start_rank(index, engine)
                 key_pipes.append(key_pipe)
                 self.ranks.append(RankLink(child, device, self._on_fault))
-                await child.channel.send(self._load_order(custody, device, index))
+                await child.channel.send(load_order(self.config, custody, index))
             self.journal.record("key.released", ranks=len(slots))
             self._advance(Event.LOAD_STARTED)
             grant.hand_over(key_pipes)
         finally:
             for pipe in key_pipes:
                 os.close(pipe)
-
-    def _load_order(self, custody: Custody, device: str, index: int) -> Load:
-        config = self.config
-        serving = custody.manifest.policy.serving
-        return Load(
-            bundle=str(config.model.bundle),
-            manifest_digest=custody.manifest.digest,
-            owner_key=custody.owner_key,
-            device=device,
-            rank=index,
-            world=len(config.devices.slots),
-            dtype=config.devices.dtype,
-            reader_threads=config.loading.readers,
-            opener_threads=config.loading.openers,
-            ring_bytes=config.loading.ring_mib << 20,
-            kv_cache_bytes=config.engine.kv_cache_mib << 20,
-            max_context=serving.max_context,
-            max_concurrent=serving.max_concurrent,
-            compute_threads=config.devices.compute_threads,
-        )
 
     async def _expire(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -27,8 +27,9 @@ class ApiLink:
     def __init__(self, child: Child, listening: ApiListening, on_fault: Callable[[LetheError], None]) -> None:
         self.child = child
         self.listening = listening
-        self.stats = ApiStats(0, 0, 0)
+        self.stats = ApiStats(serving=False, active=0, served=0, refused=0)
         self._on_fault = on_fault
+        self._serving = asyncio.Event()
         self._idle = asyncio.Event()
         self._watch = asyncio.get_running_loop().create_task(self._follow())
 
@@ -59,7 +60,9 @@ class ApiLink:
             while (message := await self.child.channel.receive()) is not None:
                 if isinstance(message, ApiStats):
                     self.stats = message
-                    if message.active == 0:
+                    if message.serving:
+                        self._serving.set()
+                    elif message.active == 0:
                         self._idle.set()
         self._on_fault(
             DeviceFault(
@@ -71,8 +74,21 @@ class ApiLink:
         )
 
     async def admit(self) -> None:
-        """Open admission."""
+        """Open admission, and wait until the API really serves: it prepares the tokenizer first.
+
+        Raises:
+            DeviceFault: ``api.serving`` when it does not within a minute.
+        """
         await self._send(Admit(open=True))
+        try:
+            await asyncio.wait_for(self._serving.wait(), _START_SECONDS)
+        except TimeoutError:
+            raise DeviceFault(
+                "api.serving",
+                found="an API that does not serve",
+                expected="a tokenizer ready within a minute",
+                hint="see its messages; the sealed tokenizer may be one that it cannot use",
+            ) from None
 
     async def close_admission(self) -> None:
         """Refuse new requests and end the running ones."""

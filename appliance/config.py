@@ -75,7 +75,7 @@ class Devices:
 class Loading:
     """``[loading]``: the pipeline; ``ring_mib`` is the bound on plaintext in host memory, per device."""
 
-    ring_mib: int = 16
+    ring_mib: int = 6  # fits in the 8 MiB that an ordinary user may lock
     readers: int = 2
     openers: int = 2
 

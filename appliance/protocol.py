@@ -286,8 +286,15 @@ class Drain(Message):
 
 @dataclass(frozen=True, slots=True)
 class ApiStats(Message):
-    """Counters of the API, sent about once a second. Numbers only."""
+    """State and counters of the API, sent about once a second and when the state changes. Numbers only.
 
+    Attributes:
+        serving: new requests are admitted: the agent said so and the tokenizer is ready.
+        active: answers under way.
+        served, refused: requests answered in full, and with an error.
+    """
+
+    serving: bool
     active: int
     served: int
     refused: int

@@ -54,11 +54,11 @@ _LAST_WORD_SECONDS = 5.0
 _ORPHANED = 69
 
 
-class _ZeroizeOrder(Exception):  # noqa: N818  # an order, not an error
+class _ZeroizeOrder(Exception):  # an order, not an error
     """The agent says Zeroize."""
 
 
-class _Dismissed(Exception):  # noqa: N818  # an order, not an error
+class _Dismissed(Exception):  # an order, not an error
     """The agent says Exit, or is gone."""
 
 

@@ -101,6 +101,15 @@ class RankLink:
         """Wait for the process to leave, kill it if it does not, and stop following it."""
         left = await self.child.end(seconds)
         self._watch.cancel()
+        _fail(
+            self.resident,
+            DeviceFault(
+                "load.stopped",
+                found="a load that was stopped by a wipe",
+                expected="a load that runs to its end",
+                hint="start the agent again and ask for a new grant",
+            ),
+        )
         return left
 
 

@@ -80,7 +80,7 @@ def show(model: Path, work: Path) -> None:
         exchange(rooms)
         searcher = Searcher([*needles, *forms_of("bundle key", bundle_key(rooms))])
         status = load(rooms)
-        ask(status, rooms.client_key(), QUESTION.format(canary=canaries["prompt"]))
+        ask(status, rooms.client_key(), canaries["prompt"])
         before = search_memory(searcher, status["processes"])
         after = wipe(rooms, searcher)
         ended = agent.wait(60)
@@ -183,8 +183,8 @@ def load(rooms: Rooms) -> dict[str, Any]:
     return status
 
 
-def ask(status: dict[str, Any], key: str, question: str) -> None:
-    """Step 7: ask through the OpenAI client, streaming."""
+def ask(status: dict[str, Any], key: str, canary: str) -> None:
+    """Step 7: ask through the OpenAI client, streaming. The canary is not printed: the search would find it there."""
     step(7, "a client asks through the OpenAI library, over TLS whose key the evidence binds")
     api = status["api"]
     # The certificate was made in the memory of the attested process; trusting only it is pinning.
@@ -196,7 +196,7 @@ def ask(status: dict[str, Any], key: str, question: str) -> None:
         tokens = 0
         for chunk in client.chat.completions.create(
             model=api["model"],
-            messages=[{"role": "user", "content": question}],
+            messages=[{"role": "user", "content": QUESTION.format(canary=canary)}],
             temperature=0,
             max_tokens=64,
             stream=True,
@@ -211,7 +211,7 @@ def ask(status: dict[str, Any], key: str, question: str) -> None:
     answer = "".join(words).strip()
     if not answer:
         raise DemoFailed("the model gave no answer")
-    tell(f"asked:    {question}")
+    tell(f"asked:    {QUESTION.format(canary='lethe-prompt-...')}")
     for line in textwrap.wrap(answer, 100):
         tell(f"answered: {line}")
     tell(f"first token after {first:.2f} s, {tokens} tokens in {seconds:.2f} s")

@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
@@ -118,8 +119,6 @@ async def _obey(control: AsyncChannel, service: Service) -> None:
                 service.stop()
             case Drain():
                 service.admission.close()
-                # An idle process says so at once, so that the agent need not wait for the next report.
-                await control.send(service.admission.stats())
             case _:
                 raise _unexpected(message)
     raise _AgentGone
@@ -145,9 +144,12 @@ async def _follow_engine(service: Service) -> None:
 
 
 async def _report(control: AsyncChannel, service: Service) -> None:
-    """Send counters to the agent, about once a second."""
+    """Send state and counters to the agent, about once a second, and at once when the state changes."""
     while True:
-        await asyncio.sleep(_STATS_SECONDS)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_STATS_SECONDS):
+                await service.admission.changed.wait()
+        service.admission.changed.clear()
         try:
             await control.send(service.admission.stats())
         except OSError:

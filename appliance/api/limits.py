@@ -27,10 +27,12 @@ class Admission:
         active: answers under way.
         served: requests answered in full.
         refused: requests answered with an error.
+        changed: set when the state may have changed; who reports it clears it.
     """
 
     def __init__(self, places: int) -> None:
         self._places = places
+        self.changed = asyncio.Event()
         self._admitted = False
         self._opened_once = False
         self._model_ready = False
@@ -51,18 +53,22 @@ class Admission:
     def open(self) -> None:
         """Serve, as soon as the model is ready."""
         self._admitted = self._opened_once = True
+        self.changed.set()
 
     def close(self) -> None:
         """Admit nobody until opened again."""
         self._admitted = False
+        self.changed.set()
 
     def model_ready(self) -> None:
         """Note that the model is resident and its tokenizer prepared."""
         self._model_ready = True
+        self.changed.set()
 
     def engine_lost(self) -> None:
         """Note that the engine has gone. It does not come back in this process."""
         self._engine_lost = True
+        self.changed.set()
 
     def require_serving(self) -> None:
         """Raise 503 ``not_serving`` unless the state is ``serving``."""
@@ -96,7 +102,7 @@ class Admission:
 
     def stats(self) -> ApiStats:
         """Give the counters, for the agent."""
-        return ApiStats(active=self.active, served=self.served, refused=self.refused)
+        return ApiStats(serving=self.state == "serving", active=self.active, served=self.served, refused=self.refused)
 
     def fits(self, count: int) -> bool:
         """Say whether so many answers could ever be under way together."""

@@ -15,7 +15,7 @@ from typing import Any
 import h11
 from starlette.types import ASGIApp
 from uvicorn.config import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from appliance.api.app import response_marks
@@ -54,11 +54,18 @@ class BoundedProtocol(H11Protocol):
         """Take bytes; the time limit runs from the first byte of a request to its last."""
         super().data_received(data)
         self._limit_reading()
+        self._forget_unread()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._stop_timers()
         super().connection_lost(exc)
+        self._forget_unread()
+
+    def on_response_complete(self) -> None:
+        """Go on to the next request of the connection."""
+        super().on_response_complete()
+        self._forget_unread()
 
     def pause_writing(self) -> None:
         """Note that the client reads too slowly for the buffers."""
@@ -95,6 +102,12 @@ class BoundedProtocol(H11Protocol):
         elif not receiving and self._limit is not None:
             self._limit.cancel()
             self._limit = None
+
+    def _forget_unread(self) -> None:
+        """Drop a body that nobody will read, since the request was answered before it had arrived: it is a prompt."""
+        cycle: RequestResponseCycle | None = self.cycle  # uvicorn starts with none, whatever its annotation says
+        if cycle is not None and (cycle.response_complete or cycle.disconnected):
+            cycle.body = bytearray()
 
     def _stop_timers(self) -> None:
         for timer in (self._limit, self._stuck):

@@ -234,3 +234,15 @@ def test_memory_holds_a_prompt_only_while_it_is_answered(start: Start, tls: bool
             received += connection.recv(65536)
     api.get("/health")
     assert found() == set()
+
+
+def test_memory_holds_no_prompt_that_was_refused_before_it_was_read(start: Start) -> None:
+    """A connection that stays open must not keep the body of a request that was answered with 503."""
+    api = start(environment=clean_environment(os.environ, wipe_all_frees=True))
+    needles = Searcher(forms_of("prompt", PROMPT.encode()))
+    body = json.dumps({"model": MODEL, "messages": HELLO}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {api.key}\r\n"
+    with api.connect() as connection:
+        connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        assert b" 503 " in connection.recv(4096)
+        assert needles.search_process(api.process.pid).hits == []
