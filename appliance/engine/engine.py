@@ -12,6 +12,7 @@ import torch
 
 from appliance.engine.batch import build
 from appliance.engine.blocks import BlockPool
+from appliance.engine.buffers import overwrite_buffers
 from appliance.engine.sampler import sample
 from appliance.engine.scheduler import Scheduler
 from appliance.engine.sequence import Sequence, accept, refuse
@@ -73,6 +74,7 @@ class Engine:
         self._ended: list[Tokens | Rejected] = []
         self._prompt_tokens = 0
         self._generated_tokens = 0
+        self._wiped = False
 
     @property
     def idle(self) -> bool:
@@ -85,7 +87,10 @@ class Engine:
         Raises:
             RequestRefused: ``request.id``, ``request.queue``, ``request.memory``, or as
                 :func:`appliance.engine.sequence.accept` says. The engine is as it was before.
+            RuntimeError: the engine was wiped.
         """
+        if self._wiped:
+            raise RuntimeError("the engine was wiped; it cannot serve")
         if submit.request in self._sequences:
             refuse("id", "an id that is in use", "an id of its own")
         if len(self._sequences) >= _MAX_WAITING:
@@ -123,6 +128,20 @@ class Engine:
                 self._append(sequence, token)
         messages, self._ended = self._ended, []
         return messages
+
+    def wipe_caches(self) -> None:
+        """Forget every request without a word, overwrite the KV cache and what libraries keep of the weights.
+
+        For the end of serving, before or after the slot overwrites everything that it gave out; part of the weights is
+        overwritten here, so the engine cannot be used again. See appliance/engine/buffers.py.
+        """
+        self._wiped = True
+        self._scheduler = Scheduler(self._pool, max_concurrent=1, step_tokens=1)
+        self._sequences.clear()
+        self._ended.clear()
+        self._pool.kv.zero_()
+        if self._model.device.type == "cpu":
+            overwrite_buffers(self._model.one_of_each_shape())
 
     def stats(self) -> RankStats:
         """Give the counters."""

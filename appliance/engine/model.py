@@ -104,6 +104,11 @@ class Decoder:
         """Say whether a tensor of a checkpoint is known and not needed: a repeated head, a computed rotary table."""
         return (self.config.tied and name == "lm_head.weight") or name.endswith(".rotary_emb.inv_freq")
 
+    def one_of_each_shape(self) -> list[torch.Tensor]:
+        """Give one projection of every shape, ``[outputs, inputs]`` each; the layers are alike."""
+        first = self._layers[0]
+        return [first.qkv, first.output, first.gate_up, first.down, self._head]
+
     def forward(self, batch: Batch, cache: torch.Tensor) -> torch.Tensor:
         """Run one step: write its keys and values to the cache and give logits.
 
