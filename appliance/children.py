@@ -13,8 +13,8 @@ import socket
 import sys
 from dataclasses import dataclass
 
+from appliance.channel import AsyncChannel
 from appliance.hardening import clean_environment
-from appliance.protocol import AsyncChannel
 
 
 @dataclass(slots=True)

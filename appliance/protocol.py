@@ -7,21 +7,18 @@ name to guess and no port to connect to. The bundle key never travels here; see 
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import dataclasses
 import json
-import socket
 import struct
-import types
 import typing
 from dataclasses import dataclass, field
 
 from appliance.errors import ProtocolError
 
 MAX_FRAME = 64 << 20
-_LENGTH = struct.Struct(">I")
+LENGTH = struct.Struct(">I")
 
 
 class Message:
@@ -303,7 +300,8 @@ class ApiStats(Message):
 _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in Message.__subclasses__()}
 
 
-def _refuse(found: str, expected: str) -> typing.NoReturn:
+def refuse_message(found: str, expected: str) -> typing.NoReturn:
+    """Raise ``protocol.message``."""
     raise ProtocolError(
         "protocol.message",
         found=found,
@@ -330,8 +328,8 @@ def encode(message: Message) -> bytes:
         members[member.name] = base64.b64encode(value).decode() if isinstance(value, bytes) else value
     body = json.dumps(members, separators=(",", ":"), allow_nan=False).encode()
     if len(body) > MAX_FRAME:
-        _refuse(f"a message of {len(body)} bytes", f"at most {MAX_FRAME}")
-    return _LENGTH.pack(len(body)) + body
+        refuse_message(f"a message of {len(body)} bytes", f"at most {MAX_FRAME}")
+    return LENGTH.pack(len(body)) + body
 
 
 def decode(body: bytes) -> Message:
@@ -344,121 +342,18 @@ def decode(body: bytes) -> Message:
         members = json.loads(body)
         kind = _KINDS[members.pop("kind")]
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        _refuse("an unknown message", "one of the messages of this version")
+        refuse_message("an unknown message", "one of the messages of this version")
     hints = typing.get_type_hints(kind)
     if members.keys() != hints.keys():
-        _refuse(f"{kind.__name__} with {sorted(members)}", f"{sorted(hints)}")
+        refuse_message(f"{kind.__name__} with {sorted(members)}", f"{sorted(hints)}")
     for name, hint in hints.items():
         if not _CHECKS[hint](members[name]):
-            _refuse(f"{kind.__name__}.{name} of the wrong type", str(hint))
+            refuse_message(f"{kind.__name__}.{name} of the wrong type", str(hint))
         if hint is bytes:
             try:
                 members[name] = base64.b64decode(members[name], validate=True)
             except (binascii.Error, ValueError):
-                _refuse(f"{kind.__name__}.{name}", "base64")
+                refuse_message(f"{kind.__name__}.{name}", "base64")
         elif hint is float:
             members[name] = float(members[name])
     return kind(**members)
-
-
-class Channel:
-    """A blocking end of a socket pair, for one reader and one writer thread."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-
-    @classmethod
-    def inherited(cls, descriptor: int) -> Channel:
-        """Take over a descriptor that the parent passed on."""
-        return cls(socket.socket(fileno=descriptor))
-
-    def fileno(self) -> int:
-        """Give the descriptor, for selectors."""
-        return self._sock.fileno()
-
-    def send(self, message: Message) -> None:
-        """Send one message; blocks until the kernel has taken it.
-
-        Raises:
-            OSError: the other side has gone.
-        """
-        self._sock.sendall(encode(message))
-
-    def receive(self) -> Message | None:
-        """Wait for one message; None when the other side has closed.
-
-        Raises:
-            ProtocolError: the frame is too long, cut short, or not a message.
-        """
-        prefix = self._exactly(_LENGTH.size)
-        if prefix is None:
-            return None
-        (length,) = _LENGTH.unpack(prefix)
-        if length > MAX_FRAME:
-            _refuse(f"a frame of {length} bytes", f"at most {MAX_FRAME}")
-        body = self._exactly(length)
-        if body is None:
-            _refuse("a frame cut short", f"{length} bytes")
-        return decode(body)
-
-    def _exactly(self, count: int) -> bytes | None:
-        parts = bytearray()
-        while len(parts) < count:
-            part = self._sock.recv(min(count - len(parts), 1 << 20))
-            if not part:
-                return None
-            parts += part
-        return bytes(parts)
-
-    def close(self) -> None:
-        """Close this end."""
-        self._sock.close()
-
-    def __enter__(self) -> Channel:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class AsyncChannel:
-    """The same for an asyncio program."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    @classmethod
-    async def over(cls, sock: socket.socket) -> AsyncChannel:
-        """Wrap a connected socket."""
-        sock.setblocking(False)
-        return cls(*await asyncio.open_connection(sock=sock, limit=1 << 20))
-
-    async def send(self, message: Message) -> None:
-        """Send one message and wait while the other side is slow.
-
-        Raises:
-            OSError: the other side has gone.
-        """
-        self._writer.write(encode(message))
-        await self._writer.drain()
-
-    async def receive(self) -> Message | None:
-        """Wait for one message; None when the other side has closed.
-
-        Raises:
-            ProtocolError: as for :meth:`Channel.receive`.
-        """
-        try:
-            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-            if length > MAX_FRAME:
-                _refuse(f"a frame of {length} bytes", f"at most {MAX_FRAME}")
-            return decode(await self._reader.readexactly(length))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return None
-
-    def close(self) -> None:
-        """Close this end."""
-        self._writer.close()

@@ -27,9 +27,10 @@ from appliance.api.inference import Service
 from appliance.api.servedmodel import prepare
 from appliance.api.server import listen
 from appliance.api.tls import make_identity, require_loopback
+from appliance.channel import AsyncChannel
 from appliance.errors import ConfigError, ModelUnsupported, ProtocolError
 from appliance.hardening import harden_process
-from appliance.protocol import Admit, ApiListening, ApiSettings, AsyncChannel, Drain, Message, ModelReady
+from appliance.protocol import Admit, ApiListening, ApiSettings, Drain, Message, ModelReady
 
 _STATS_SECONDS = 1.0
 _NO_TLS_DIGEST = bytes(48)

@@ -10,8 +10,9 @@ from types import TracebackType
 from typing import Self
 
 from appliance.api.errors import ApiRefused, engine_refused, not_serving, out_of_time
+from appliance.channel import AsyncChannel
 from appliance.errors import ProtocolError
-from appliance.protocol import AsyncChannel, Cancel, Message, ModelReady, Rejected, Submit, Tokens
+from appliance.protocol import Cancel, Message, ModelReady, Rejected, Submit, Tokens
 
 
 class EngineClient:

@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from appliance.protocol import Cancel, Channel, Message, ModelReady, Rejected, Submit, Tokens
+from appliance.channel import Channel
+from appliance.protocol import Cancel, Message, ModelReady, Rejected, Submit, Tokens
 
 Script = Callable[[Submit], Iterable[Message]]
 PATIENCE = 20.0

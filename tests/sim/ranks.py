@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from appliance import rank as rank_module
-from appliance.protocol import Channel, Load, Message, Submit
+from appliance.channel import Channel
+from appliance.protocol import Load, Message, Submit
 from appliance.rank import Rank
 from tests.sim.sealedmodel import SEGMENT, Sealed
 

@@ -18,7 +18,8 @@ from appliance.api.inference import Reply
 from appliance.api.schema import Options
 from appliance.api.servedmodel import prepare
 from appliance.api.server import BoundedProtocol, listen
-from appliance.protocol import AsyncChannel, Tokens
+from appliance.channel import AsyncChannel
+from appliance.protocol import Tokens
 from tests.sim import chat_model
 from tests.sim.engine_peer import PATIENCE
 from tests.sim.times import NOW
