@@ -21,7 +21,7 @@ import torch
 from appliance.engine.layers import project
 
 # Row counts that reach every kernel: one row, few, both orders of the product, small and large blocks.
-_ROWS: Final = (1, 2, 3, 4, 8, 16, 40, 64, 128, 512)
+_ROWS: Final = (1, 2, 3, 4, 5, 8, 9, 12, 16, 24, 32, 40, 41, 48, 64, 100, 128, 256, 512)
 # No step computes logits for more rows than run together; a product this wide is expensive.
 _MOST_ROWS_OF_A_WIDE_WEIGHT: Final = 16
 _WIDE: Final = 1 << 15

@@ -30,11 +30,15 @@ _WITHOUT_EFFECT: Final = frozenset(
         "_name_or_path",
         "attention_dropout",
         "bos_token_id",
+        "chunk_size_feed_forward",
         "dtype",
+        "id2label",
         "initializer_range",
         "is_llama_config",
+        "label2id",
         "max_window_layers",
         "pad_token_id",
+        "return_dict",
         "torch_dtype",
         "transformers_version",
         "use_cache",
@@ -212,12 +216,13 @@ class _Fields:
     def architecture(self) -> str:
         """Give the one architecture, which ``model_type`` must agree with."""
         named = self._take("architectures")
-        if not isinstance(named, list) or len(named) != 1 or named[0] not in _TYPES:
+        if not isinstance(named, list) or len(named) != 1 or str(named[0]) not in _TYPES:
             _refuse("architectures", repr(named), "one of " + ", ".join(_TYPES))
+        architecture = str(named[0])
         kind = self._take("model_type")
-        if kind not in (None, _TYPES[named[0]]):
-            _refuse("model_type", repr(kind), _TYPES[named[0]])
-        return str(named[0])
+        if kind not in (None, _TYPES[architecture]):
+            _refuse("model_type", repr(kind), _TYPES[architecture])
+        return architecture
 
     def eos_ids(self) -> tuple[int, ...]:
         """Give the ids of ``eos_token_id``: one, a list, or none."""
