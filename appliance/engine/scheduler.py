@@ -42,15 +42,20 @@ class Scheduler:
         """
         budget = self._step_tokens
         plan: list[tuple[Sequence, int]] = []
-        for sequence in list(self.running):
-            if budget == 0:
-                break
+        waiting = len(self.waiting)
+        # By index: whoever needs a block may preempt requests at the end of the list.
+        at = 0
+        while budget and at < len(self.running):
+            sequence = self.running[at]
             count = min(sequence.pending, budget)
             if not self._claim(sequence, sequence.computed + count):
                 break  # it was the youngest and is waiting now
             plan.append((sequence, count))
             budget -= count
-        while budget and self.waiting and len(self.running) < self._max_concurrent:
+            at += 1
+        # A step that preempts admits nobody: the memory that it freed is what the older ones will need next.
+        preempted = len(self.waiting) > waiting
+        while budget and self.waiting and not preempted and len(self.running) < self._max_concurrent:
             sequence = self.waiting[0]
             # Room for the whole prompt at once: an admission never causes a preemption.
             if not self._pool.claim(sequence.table, len(sequence.tokens)):

@@ -91,7 +91,8 @@ class Oracle:
     def logits(self, tokens: list[int]) -> torch.Tensor:
         """Give the reference's logits, ``[tokens, vocabulary] float32``."""
         with torch.inference_mode():
-            return self.reference(torch.tensor([tokens])).logits[0].float()
+            logits: torch.Tensor = self.reference(torch.tensor([tokens])).logits[0].float()
+            return logits
 
     def engine(self, **settings: Any) -> Engine:
         """Give an engine over the decoder."""
@@ -103,7 +104,7 @@ class Oracle:
 
 def ask(request: str, prompt: list[int], max_tokens: int, **settings: Any) -> Submit:
     """Give a request; greedy and without stop ids unless told."""
-    fixed = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "seed": 0, "stop_ids": []}
+    fixed: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "seed": 0, "stop_ids": []}
     return Submit(request=request, prompt=prompt, max_tokens=max_tokens, **(fixed | settings))
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
 import torch
 
-from appliance.engine.attention import attend, places
+from appliance.engine.attention import Known, attend, places
 from appliance.engine.batch import build
 from appliance.engine.blocks import BLOCK_TOKENS
 from appliance.engine.sequence import Sequence, accept
@@ -55,7 +54,7 @@ IN_PLACE, SCATTERED = [3, 4, 5, 6], [9, 2, 7, 1]
     ],
     ids=["one", "one scattered", "whole", "whole scattered", "rest", "rest scattered", "first", "mixed"],
 )
-def test_equals_the_definition(requests: list[tuple[list[int], int, int]], rectangle: bool) -> None:  # noqa: FBT001
+def test_equals_the_definition(requests: list[tuple[list[int], int, int]], rectangle: bool) -> None:
     torch.manual_seed(1)
     cache = torch.randn(2, 12 * BLOCK_TOKENS, 2 * KV_HEADS, HEAD_DIM)
     sequences = [sequence_with(*request) for request in requests]
@@ -76,5 +75,6 @@ def test_views_of_contiguous_blocks_are_not_copies() -> None:
     cache = torch.zeros(2, 12 * BLOCK_TOKENS, 2 * KV_HEADS, HEAD_DIM)
     batch = build([(sequence_with(IN_PLACE, 60, 59), 1)], torch.device("cpu"), rectangle=False)
     before = cache.untyped_storage().data_ptr()
-    views = itertools.chain.from_iterable((place.keys, place.values) for place in places(cache, batch.spans[0]))  # type: ignore[union-attr]
-    assert all(view.untyped_storage().data_ptr() == before for view in views)
+    for place in places(cache, batch.spans[0]):
+        assert isinstance(place, Known)
+        assert place.keys.untyped_storage().data_ptr() == place.values.untyped_storage().data_ptr() == before

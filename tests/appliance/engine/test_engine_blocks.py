@@ -62,7 +62,7 @@ def test_gives_nothing_when_not_everything_can_be_given() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "fits"), [(1, True), (48, True), (49, False)])
-def test_says_what_fits_alone(tokens: int, fits: bool) -> None:  # noqa: FBT001
+def test_says_what_fits_alone(tokens: int, fits: bool) -> None:
     assert pool_of(3).fits(tokens) is fits
 
 

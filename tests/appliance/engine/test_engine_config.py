@@ -156,7 +156,7 @@ def test_absent_key_heads_of_a_mistral_are_refused(tools: Any) -> None:
 
 
 @pytest.mark.parametrize(("window", "refused"), [(None, False), (256, False), (255, True), ("256", True)])
-def test_mistral_window_counts_where_a_context_can_leave_it(tools: Any, window: object, refused: bool) -> None:  # noqa: FBT001
+def test_mistral_window_counts_where_a_context_can_leave_it(tools: Any, window: object, refused: bool) -> None:
     members = tools.TINY | {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
     if refused:
         assert refusal(json.dumps(members).encode()) == "model.config.sliding_window"

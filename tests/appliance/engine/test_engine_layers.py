@@ -33,7 +33,7 @@ def test_rms_norm_equals_the_reference(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_gated_silu_equals_the_definition(transposed: bool) -> None:  # noqa: FBT001
+def test_gated_silu_equals_the_definition(transposed: bool) -> None:
     x = torch.randn(20, 5).t() if transposed else torch.randn(5, 20)
     gate, up = x[:, :10].clone(), x[:, 10:].clone()
     torch.testing.assert_close(layers.gated_silu(x), gate * torch.sigmoid(gate) * up)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +11,10 @@ import torch
 
 from appliance.engine.batch import build
 from appliance.engine.blocks import BLOCK_TOKENS, BlockPool
+from appliance.engine.config import ModelConfig
+from appliance.engine.model import Decoder
 from appliance.engine.sequence import Sequence, accept
+from appliance.protocol import Submit
 
 TOKENS = [(index * 37 + 11) % 131 for index in range(75)]
 
@@ -62,8 +67,6 @@ def logits_in_chunks(oracle: Any, sizes: list[int]) -> torch.Tensor:
 
 
 def sequence_of(tokens: list[int]) -> Sequence:
-    from appliance.protocol import Submit
-
     submit = Submit("r", [0], 1, 0.0, 1.0, 0, 0, [])
     sequence = accept(submit, vocabulary=131, max_context=256)
     sequence.tokens = tokens
@@ -76,7 +79,7 @@ def test_logits_equal_the_reference(tools: Any, changes: dict[str, Any]) -> None
         name: value for name, value in (tools.TINY | changes).items() if value is not None or name == "sliding_window"
     }
     oracle = tools.Oracle(members)
-    # Prefill, single tokens, a chunk on top of a cache, a width at which products are swapped, one at which they are not.
+    # Prefill, single tokens, a chunk on top of a cache, widths at which products are swapped and are not.
     sizes = [7, 1, 1, 20, 1, 45]
     ends = [sum(sizes[: index + 1]) - 1 for index in range(len(sizes))]
     expected = oracle.logits(TOKENS)[ends]
@@ -121,7 +124,7 @@ def test_padded_attention_equals_one_call_per_request(tiny: Any) -> None:
 def test_destinations_cover_every_weight_once(tiny: Any) -> None:
     destinations = tiny.decoder.destinations()
     spans = sorted((view.data_ptr(), view.data_ptr() + view.nbytes) for view in destinations.values())
-    assert all(stop <= start for (_, stop), (start, _) in zip(spans, spans[1:], strict=False))
+    assert all(stop <= start for (_, stop), (start, _) in itertools.pairwise(spans))
     assert all(view.is_contiguous() for view in destinations.values())
     held = sum(-(-view.nbytes // 64) * 64 for view in destinations.values())
     assert held <= tiny.slot.held_bytes
@@ -143,11 +146,6 @@ def test_memory_for_weights_comes_from_empty_alone(tools: Any) -> None:
         tensor = torch.zeros(shape, dtype=dtype)
         asked.append(tensor.data_ptr())
         return tensor
-
-    import json
-
-    from appliance.engine.config import ModelConfig
-    from appliance.engine.model import Decoder
 
     decoder = Decoder(ModelConfig.from_json(json.dumps(tools.TINY).encode()), empty=empty, dtype=torch.float32)
     assert {view.untyped_storage().data_ptr() for view in decoder.destinations().values()} == set(asked)
