@@ -108,6 +108,20 @@ class House:
     """
 
     def __init__(self, root: Path, *, seconds: int = 600, **model: Any) -> None:
+        self._place(root)
+        self.seconds = seconds
+        self.model = tinymodel.write(root.parent / f"{root.name}-model", canary=CATALOG_CANARY, **model)
+        self._build()
+
+    def copy(self, root: Path) -> House:
+        """Give a house with the same keys and bundle in another place: making them costs seconds."""
+        shutil.copytree(self.root, root)
+        twin = House.__new__(House)
+        twin._place(root)
+        twin.seconds, twin.model = self.seconds, self.model
+        return twin
+
+    def _place(self, root: Path) -> None:
         self.root = root
         self.owner = root / "owner"
         self.media = root / "media"
@@ -115,10 +129,7 @@ class House:
         self.config = root / "lethe.toml"
         self.passphrase = root / "passphrase"
         self.log = root / "agent.log"
-        self.seconds = seconds
-        self.model = tinymodel.write(root.parent / f"{root.name}-model", canary=CATALOG_CANARY, **model)
         self._files = 0
-        self._build()
 
     def _build(self) -> None:
         self.media.mkdir(parents=True)
@@ -260,7 +271,25 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.fixture(scope="session")
+def tiny_house(tmp_path_factory: pytest.TempPathFactory) -> House:
+    """A house with a tiny model, to copy."""
+    return House(tmp_path_factory.mktemp("tiny") / "house")
+
+
+@pytest.fixture(scope="session")
+def larger_house(tmp_path_factory: pytest.TempPathFactory) -> House:
+    """A house whose model, 200 MB, takes long enough to load to be disturbed in it."""
+    return House(tmp_path_factory.mktemp("larger") / "house", hidden=1024, layers=10, heads=8, kv_heads=8)
+
+
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    """A house with a tiny model."""
-    return House(tmp_path / "house")
+def house(tiny_house: House, tmp_path: Path) -> House:
+    """A house of its own for one test."""
+    return tiny_house.copy(tmp_path / "house")
+
+
+@pytest.fixture
+def larger(larger_house: House, tmp_path: Path) -> House:
+    """A larger house of its own for one test."""
+    return larger_house.copy(tmp_path / "house")

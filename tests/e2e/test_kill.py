@@ -26,12 +26,6 @@ def search_everything(house: House) -> None:
     assert searcher.search_tree(house.model).hits
 
 
-@pytest.fixture
-def larger(tmp_path: Path) -> House:
-    """A model whose load takes long enough to be killed in it: 200 MB."""
-    return House(tmp_path / "house", hidden=1024, layers=10, heads=8, kv_heads=8)
-
-
 @pytest.mark.parametrize("opened", [0.0, 0.02, 0.5])
 def test_the_agent_killed_during_load_leaves_nothing(larger: House, opened: float) -> None:
     with larger.agent() as agent:

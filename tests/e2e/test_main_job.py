@@ -160,7 +160,7 @@ def test_bad_requests_are_refused_and_the_next_one_served(
 
 
 @pytest.fixture(scope="module")
-def serving(tmp_path_factory: pytest.TempPathFactory) -> object:
-    house = House(tmp_path_factory.mktemp("serving") / "house")
+def serving(tiny_house: House, tmp_path_factory: pytest.TempPathFactory) -> object:
+    house = tiny_house.copy(tmp_path_factory.mktemp("serving") / "house")
     with house.agent():
         yield house, house.serve()
