@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from appliance.errors import ConfigError
+from attestation.errors import reason_of
 from attestation.nearest import nearest
 
 DEFAULT_PATH = Path("/etc/lethe/lethe.toml")
@@ -176,7 +177,7 @@ def load(path: Path) -> Config:
     except OSError as error:
         raise ConfigError(
             "config.file",
-            found=f"{path}: {error.strerror}",
+            found=f"{path}: {reason_of(error)}",
             expected="a readable configuration file",
             hint="name it with --config, or write it after docs/configuration.md",
         ) from None

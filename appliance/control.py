@@ -22,9 +22,11 @@ from typing import Any, Literal
 
 from appliance.errors import AgentUnreachable, NotPermitted
 from attestation import strictjson
-from attestation.errors import FormatError, LetheError
+from attestation.errors import FormatError, LetheError, reason_of
 
-MAX_LINE = 8 << 20
+# The largest signed file that goes over the socket; as base64 it fits a line with room to spare.
+MAX_ENVELOPE = 4 << 20
+MAX_LINE = 2 * MAX_ENVELOPE
 _LAST_ANSWER_SECONDS = 5
 _PEER = struct.Struct("3i")
 
@@ -134,8 +136,14 @@ class ControlServer:
             async for answer in self._handler(command, members, caller):
                 yield answer
         except (ValueError, asyncio.LimitOverrunError):
-            yield {"event": "error", "code": "control.line", "found": "a line that is too long", "expected": "JSON",
-                   "hint": "use the lethe program", "exit_status": 2}  # fmt: skip
+            yield {
+                "event": "error",
+                "code": "control.line",
+                "found": "a line that is too long",
+                "expected": "JSON",
+                "hint": "use the lethe program",
+                "exit_status": 2,
+            }
         except LetheError as error:
             yield {"event": "error", "exit_status": error.exit_status} | error.as_payload()
 
@@ -167,7 +175,7 @@ def ask(path: Path, command: str, members: Mapping[str, Any] | None = None) -> I
             sock.connect(str(path))
             sock.sendall(request)
         except OSError as error:
-            raise _unreachable(path, (error.strerror or "no answer").lower()) from None
+            raise _unreachable(path, reason_of(error)) from None
         with sock.makefile("rb") as lines:
             while line := _read_line(lines, path):
                 answer = strictjson.loads(line, limit=MAX_LINE)

@@ -16,6 +16,7 @@ from types import TracebackType
 import numpy as np
 
 from appliance import pages
+from attestation.errors import reason_of
 from provisioning.errors import BundleDamaged
 
 # A file is looked at through this many windows of this many pages, so that a look at 64 GiB costs no more than one at
@@ -96,7 +97,7 @@ class Reader:
             else:
                 done = _fill(lambda at: os.preadv(self._files[file], [view[at:length]], offset + at), length)
         except OSError as error:
-            raise _unreadable(file, offset, error.strerror or "an error") from None
+            raise _unreadable(file, offset, reason_of(error)) from None
         if done < length:
             raise _unreadable(file, offset, f"only {done} of {length} bytes")
 

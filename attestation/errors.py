@@ -37,6 +37,11 @@ class LetheError(Exception):
         return {"code": self.code, "found": self.found, "expected": self.expected, "hint": self.hint}
 
 
+def reason_of(error: OSError) -> str:
+    """Give why the system refused, as a message says it: lower case, and nothing of the file's content."""
+    return (error.strerror or type(error).__name__).lower()
+
+
 class FormatError(LetheError):
     """Bytes from outside are not the object they claim to be (grant, challenge, manifest, envelope)."""
 

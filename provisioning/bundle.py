@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
+from attestation.errors import reason_of
 from provisioning.errors import BundleDamaged
 from provisioning.geometry import DataFile
 from provisioning.manifest import FILE_NAME, MAX_ENVELOPE_BYTES, SignedManifest
@@ -66,7 +67,7 @@ class Bundle:
         except OSError as error:
             raise BundleDamaged(
                 "bundle.directory",
-                found=f"{directory}: {(error.strerror or 'unreadable').lower()}",
+                found=f"{directory}: {reason_of(error)}",
                 expected="the directory of a sealed bundle",
                 hint="check the path, and that the medium is mounted",
             ) from None
@@ -139,7 +140,7 @@ def _open_regular(directory: int, name: str, *, size: int | None) -> int:
             _refuse("bundle.file.missing", f"no {name}", f"{name} in the bundle")
         if error.errno in (errno.ELOOP, errno.ENXIO):
             _refuse("bundle.file.kind", f"{name}, which is no regular file", "a regular file")
-        _refuse("bundle.file.unreadable", f"{name}: {(error.strerror or 'unreadable').lower()}", "a readable file")
+        _refuse("bundle.file.unreadable", f"{name}: {reason_of(error)}", "a readable file")
     try:
         state = os.fstat(descriptor)
         if not stat.S_ISREG(state.st_mode):
@@ -158,7 +159,7 @@ def _read_whole(directory: int, name: str, *, limit: int, exact: int | None = No
         try:
             data = stream.read(limit + 1)
         except OSError as error:
-            _refuse("bundle.file.unreadable", f"{name}: {(error.strerror or 'unreadable').lower()}", "a readable file")
+            _refuse("bundle.file.unreadable", f"{name}: {reason_of(error)}", "a readable file")
     if len(data) > limit or (exact is not None and len(data) != exact):
         _refuse("bundle.file.size", f"{name} of {len(data)} bytes or more", f"at most {limit} bytes")
     return data
@@ -210,8 +211,9 @@ def verify(bundle: Bundle, progress: Callable[[int, int], None] | None = None, *
         threads: how many blocks are hashed at once.
 
     Raises:
-        BundleDamaged: ``bundle.file.extra``, ``bundle.file.missing``, ``bundle.file.size``, ``bundle.file.kind``, or
-            ``bundle.digest`` naming each damaged file, the bytes and the segments in them.
+        BundleDamaged: ``bundle.file.extra``, ``bundle.file.missing``, ``bundle.file.kind``, ``bundle.file.size``,
+            ``bundle.file.unreadable`` or ``bundle.digest``; the last three name each damaged file, the bytes and the
+            segments in them.
     """
     started = time.monotonic()
     files = bundle.manifest.files
@@ -287,10 +289,8 @@ def _check_block(bundle: Bundle, number: int, block: int) -> tuple[int, _Damage 
             try:
                 count = os.preadv(descriptor, [view[: min(_READ_BYTES, stop - position)]], position)
             except OSError as error:
-                reason = (error.strerror or "unreadable").lower()
-                return stop - start, _Damage(
-                    "bundle.file.unreadable", _where(bundle, file, position, stop) + f", {reason}"
-                )
+                where = f"{_where(bundle, file, position, stop)}, {reason_of(error)}"
+                return stop - start, _Damage("bundle.file.unreadable", where)
             if count == 0:
                 # The file shrank after it was opened.
                 return stop - start, _Damage("bundle.file.size", _where(bundle, file, position, stop) + ", cut off")

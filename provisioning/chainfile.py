@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn
 
 from attestation import strictjson
 from attestation.clock import format_time
-from attestation.errors import FormatError, LetheError
+from attestation.errors import FormatError, LetheError, reason_of
 from attestation.strictjson import Fields
 from provisioning.files import sync_directory
 
@@ -92,7 +92,7 @@ class Words:
         """Raise for a file that cannot be written."""
         self.refuse(
             "write",
-            found=f"{path}: {(error.strerror or 'not written').lower()}",
+            found=f"{path}: {reason_of(error)}",
             expected="room and permission to write",
             hint=self.unwritten,
         )
@@ -172,7 +172,7 @@ def read_chain(path: Path, words: Words) -> tuple[Record, ...]:
     except OSError as error:
         words.refuse(
             "read",
-            found=f"{path}: {(error.strerror or 'unreadable').lower()}",
+            found=f"{path}: {reason_of(error)}",
             expected=f"a readable {words.name}",
             hint="check the path and its permissions",
         )

@@ -12,6 +12,7 @@ import stat
 from pathlib import Path
 from typing import NoReturn
 
+from attestation.errors import reason_of
 from provisioning.errors import InputFailed, OutputFailed
 
 
@@ -51,7 +52,7 @@ def _input_failed(path: Path, error: OSError) -> NoReturn:
     missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
     raise InputFailed(
         "input.missing" if missing else "input.failed",
-        found=f"{path}: {(error.strerror or 'unreadable').lower()}",
+        found=f"{path}: {reason_of(error)}",
         expected="a readable file",
         hint="check the path and its permissions",
     ) from None
@@ -102,7 +103,7 @@ def write_new(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     except OSError as error:
         raise OutputFailed(
             "output.failed",
-            found=f"{path}: {(error.strerror or 'not written').lower()}",
+            found=f"{path}: {reason_of(error)}",
             expected="room and permission to write",
             hint="check the disk and the directory, then try again",
         ) from None
@@ -144,7 +145,7 @@ def make_private_directory(directory: Path) -> None:
     except OSError as error:
         raise OutputFailed(
             "output.failed",
-            found=f"{directory}: {(error.strerror or 'not made').lower()}",
+            found=f"{directory}: {reason_of(error)}",
             expected="a directory for keys",
             hint="check the path and its permissions",
         ) from None

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Final, NoReturn
 
-from attestation.errors import LetheError
+from attestation.errors import LetheError, reason_of
 from provisioning.errors import OutputFailed
 from provisioning.geometry import DataFile, Geometry, Section
 from provisioning.layout import ALIGNMENT
@@ -41,13 +41,13 @@ def refuse_output(error: OSError, name: str) -> NoReturn:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         raise OutputFailed(
             "pack.disk.full",
-            found=f"no room for {name} ({(error.strerror or 'disk full').lower()})",
+            found=f"no room for {name} ({reason_of(error)})",
             expected="room for the whole bundle",
             hint="free space or name another --out; nothing was left behind",
         ) from None
     raise OutputFailed(
         "pack.output",
-        found=f"{name}: {(error.strerror or 'not written').lower()}",
+        found=f"{name}: {reason_of(error)}",
         expected="a directory that can be written",
         hint="check the disk and its permissions; nothing was left behind",
     ) from None

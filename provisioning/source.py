@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from attestation.errors import reason_of
 from provisioning.catalog import MAX_FILE_BYTES, MAX_FILES_BYTES, CatalogFile
 from provisioning.errors import ModelRefused
 from provisioning.stheader import MAX_TENSORS, TensorInfo, read_header
@@ -96,7 +97,7 @@ class Source:
         try:
             names = sorted(os.listdir(path))  # noqa: PTH208 - names as text are all that is needed
         except OSError as error:
-            _refuse("source.directory", f"{path}: {(error.strerror or 'unreadable').lower()}", "a model directory")
+            _refuse("source.directory", f"{path}: {reason_of(error)}", "a model directory")
         try:
             self._open(names)
         except BaseException:
@@ -282,7 +283,7 @@ def _open_inside(directory: Path, name: str) -> int:
 
 
 def _refuse_unreadable(name: str, error: OSError) -> NoReturn:
-    _refuse("source.file.unreadable", f"{name}: {(error.strerror or 'unreadable').lower()}", "a readable file")
+    _refuse("source.file.unreadable", f"{name}: {reason_of(error)}", "a readable file")
 
 
 def _read_small(directory: Path, name: str, *, limit: int) -> bytes:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
+from attestation.errors import reason_of
 from provisioning.errors import ModelRefused
 from provisioning.layout import Layout, Piece, TensorSpec
 from provisioning.sealing import Sink
@@ -106,7 +107,7 @@ class _Tensor:
             except OSError as error:
                 raise ModelRefused(
                     "source.read",
-                    found=f"{self._name} at byte {offset}: {(error.strerror or 'unreadable').lower()}",
+                    found=f"{self._name} at byte {offset}: {reason_of(error)}",
                     expected="a readable file",
                     hint="check the medium that the model is on",
                 ) from None

@@ -24,6 +24,7 @@ from typing import Any
 from appliance.api.errors import key_refused
 from appliance.api.quiet import LOG
 from appliance.errors import ConfigError
+from attestation.errors import reason_of
 
 MAX_KEYS = 1024
 _MAX_FILE = 1 << 20
@@ -125,7 +126,7 @@ def list_keys(path: Path) -> tuple[ClientKey, ...]:
         with path.open("rb") as file:
             raw = file.read(_MAX_FILE + 1)
     except OSError as error:
-        raise _refused("read", found=error.strerror or "an error", expected="a readable keys file") from None
+        raise _refused("read", found=reason_of(error), expected="a readable keys file") from None
     try:
         keys = tuple(_entry(item) for item in _items(raw))
     except (ValueError, TypeError, AttributeError, RecursionError):
@@ -187,14 +188,14 @@ def _change(path: Path) -> Iterator[list[ClientKey]]:
     try:
         directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise _refused("write", found=error.strerror or "an error", expected="a directory for the keys") from None
+        raise _refused("write", found=reason_of(error), expected="a directory for the keys") from None
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)
         keys = list(list_keys(path)) if path.exists() else []
         yield keys
         _replace(path, keys, directory)
     except OSError as error:
-        raise _refused("write", found=error.strerror or "an error", expected="a writable keys file") from None
+        raise _refused("write", found=reason_of(error), expected="a writable keys file") from None
     finally:
         os.close(directory)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 from attestation import dsse, strictjson
-from attestation.errors import EvidenceNotGenuine, FormatError, LetheError
+from attestation.errors import EvidenceNotGenuine, FormatError, LetheError, reason_of
 from attestation.evidence import MAX_DEVICES
 from attestation.signature import PrivateKeys
 from attestation.simulated import abi
@@ -209,7 +209,7 @@ def _write_directory(directory: Path, files: dict[str, bytes]) -> None:
             for name in files:
                 (partial / name).unlink(missing_ok=True)
             partial.rmdir()
-        _refuse("write", f"{directory}: {error.strerror}", "a directory that can be written", "check path and space")
+        _refuse("write", f"{directory}: {reason_of(error)}", "a directory that can be written", "check path and space")
 
 
 def read_root(directory: Path) -> LabRoot:
@@ -314,7 +314,9 @@ def _read_file(path: Path, *, private: bool = False) -> bytes:
             mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
             content = file.read(_MAX_FILE + 1)
     except OSError as error:
-        _refuse("missing", f"{path}: {error.strerror}", "a laboratory", "check platform.lab_dir, or make a laboratory")
+        _refuse(
+            "missing", f"{path}: {reason_of(error)}", "a laboratory", "check platform.lab_dir, or make a laboratory"
+        )
     if private and mode & 0o077:
         _refuse("mode", f"{path} with mode {mode:04o}", "mode 0600", f"chmod 600 {path}")
     if len(content) > _MAX_FILE:

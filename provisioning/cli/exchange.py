@@ -10,6 +10,7 @@ import click
 
 from attestation import dsse
 from attestation.clock import format_time
+from attestation.errors import reason_of
 from attestation.result import SIMULATED_BANNER, AppraisalRefused, AttestationResult, render
 from provisioning import broker, challenge, request, wiperecord
 from provisioning.chainfile import Record
@@ -156,7 +157,7 @@ def _write_book(out: Path, envelopes: list[bytes]) -> list[Path]:
     except OSError as error:
         raise OutputFailed(
             "output.failed",
-            found=f"{out}: {(error.strerror or 'not made').lower()}",
+            found=f"{out}: {reason_of(error)}",
             expected="a new directory",
             hint="check the path and its permissions",
         ) from None

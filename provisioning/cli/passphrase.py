@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from attestation.errors import reason_of
 from provisioning.errors import InputFailed, KeyRefused
 from provisioning.secret import SecretBytes
 
@@ -77,7 +78,7 @@ def _read_file(path: Path) -> SecretBytes:
     except OSError as error:
         raise InputFailed(
             "passphrase.read",
-            found=f"{path}: {(error.strerror or 'unreadable').lower()}",
+            found=f"{path}: {reason_of(error)}",
             expected="a readable file",
             hint="check the path and its permissions",
         ) from None
@@ -98,7 +99,7 @@ def _read_all(descriptor: int, *, one_line: bool = False) -> SecretBytes:
             except OSError as error:
                 raise InputFailed(
                     "passphrase.read",
-                    found=(error.strerror or "unreadable").lower(),
+                    found=reason_of(error),
                     expected="a passphrase",
                     hint="check the descriptor",
                 ) from None

@@ -94,7 +94,7 @@ def test_a_medium_that_fails_is_reported_with_its_place(file: int, monkeypatch: 
     memory = pages.map_private(4096)
     with memoryview(memory) as view, Reader({3: file}) as reader, pytest.raises(BundleDamaged) as refused:
         reader.read(3, 8192, view, 4096)
-    assert refused.value.found == "Input/output error at byte 8192 of data file 3"
+    assert refused.value.found == "input/output error at byte 8192 of data file 3"
 
 
 def test_short_reads_are_continued(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
