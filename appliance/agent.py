@@ -22,7 +22,7 @@ from typing import Any
 from appliance import children
 from appliance.apilink import ApiLink
 from appliance.config import Config
-from appliance.control import Answers, Caller, ControlServer
+from appliance.control import MAX_ENVELOPE, Answers, Caller, ControlServer
 from appliance.custody import Custody
 from appliance.drill import Drill
 from appliance.errors import JournalError, NotPermitted, StateRefused, ZeroizeIncomplete
@@ -44,7 +44,6 @@ from provisioning.grant import Grant
 _PROGRESS_SECONDS = 0.2
 # Records after which nothing of a run was left in memory.
 _ENDS = ("agent.failed", "zeroize.done", "zeroize.incomplete", "journal.begun")
-MAX_ENVELOPE = 4 << 20
 
 
 class Agent:
@@ -209,10 +208,11 @@ class Agent:
         broken = ending.cancelled() or ending.exception() is not None
         self._exit_status.set_result(ZeroizeIncomplete.exit_status if broken else ending.result())
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _custody(self) -> Custody:
         if self.custody is None:
@@ -278,9 +278,7 @@ class Agent:
                 self._advance(Event.GRANT_REFUSED)
             raise
         self._advance(Event.GRANT_OPENED)
-        load = asyncio.get_running_loop().create_task(self._load(grant))
-        self._tasks.add(load)
-        load.add_done_callback(self._tasks.discard)
+        load = self._spawn(self._load(grant))
         while not load.done():
             await asyncio.wait([load], timeout=_PROGRESS_SECONDS)
             opened = sum(rank.progress.opened_bytes for rank in self.ranks)

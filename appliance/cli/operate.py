@@ -10,13 +10,12 @@ from typing import Any
 import click
 
 from appliance import config
-from appliance.control import ask
+from appliance.control import MAX_ENVELOPE, ask
 from appliance.errors import NotServing
 from attestation.strictjson import b64, decode_b64
 from provisioning.cli.report import emit, fingerprint, json_option, say
 from provisioning.files import read_bounded, refuse_existing, write_new
 
-MAX_ENVELOPE = 4 << 20
 _BAR = 30
 
 
