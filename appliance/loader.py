@@ -25,7 +25,7 @@ from appliance.reader import Reader
 from appliance.resident import ResidentModel
 from appliance.ring import Cell, Ring
 from appliance.slot import Slot
-from appliance.stream import Pipeline, Run
+from appliance.stream import Pipeline, Report, Run
 from appliance.unseal import Unsealer, plan_runs
 from attestation.clock import Clock, SystemClock
 from provisioning.bundle import Bundle
@@ -34,8 +34,6 @@ from provisioning.errors import BundleDamaged
 from provisioning.geometry import CATALOG_STREAM, Section
 from provisioning.grant import Grant
 from provisioning.layout import descriptor_digest
-
-Report = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)

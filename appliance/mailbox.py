@@ -12,9 +12,8 @@ import socket
 import time
 
 from appliance.errors import ProtocolError
-from appliance.protocol import Message, decode, encode
+from appliance.protocol import LENGTH, Message, decode, encode, refuse_message
 
-_PREFIX = 4
 # A model's tokenizer files are the largest thing that is ever sent.
 MAX_BACKLOG = 128 << 20
 
@@ -56,24 +55,20 @@ class Mailbox:
         """
         self._fill()
         messages = []
-        while len(self._inward) >= _PREFIX:
-            length = int.from_bytes(self._inward[:_PREFIX], "big")
+        while len(self._inward) >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(self._inward)
             if length > self._max_frame:
-                raise ProtocolError(
-                    "protocol.message",
-                    found=f"a frame of {length} bytes",
-                    expected=f"at most {self._max_frame}",
-                    hint="the processes of one appliance must be of one version; restart the agent",
-                )
-            if len(self._inward) < _PREFIX + length:
+                refuse_message(f"a frame of {length} bytes", f"at most {self._max_frame}")
+            stop = LENGTH.size + length
+            if len(self._inward) < stop:
                 break
-            messages.append(decode(bytes(self._inward[_PREFIX : _PREFIX + length])))
-            del self._inward[: _PREFIX + length]
+            messages.append(decode(bytes(self._inward[LENGTH.size : stop])))
+            del self._inward[:stop]
         return messages
 
     def _fill(self) -> None:
         # No more than one frame is kept, so the other side cannot make this one's memory grow.
-        while self._open and len(self._inward) <= _PREFIX + self._max_frame:
+        while self._open and len(self._inward) <= LENGTH.size + self._max_frame:
             try:
                 part = self._sock.recv(1 << 16)
             except BlockingIOError:

@@ -9,8 +9,7 @@ row, whole rows, the start of a last row. Where the destination has another floa
 from __future__ import annotations
 
 import bisect
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -75,8 +74,7 @@ def plan(
     """
     wanted = [spec for spec in layout.tensors if not skip(spec.name)]
     _match_names({spec.name for spec in wanted}, set(destinations))
-    chosen = {spec.name for spec in wanted}
-    starts = {}
+    starts: dict[str, int] = {}
     for spec in wanted:
         starts[spec.name], shape = local_shape(spec, tiles=layout.tiles, rank=rank, world=world)
         _match_tensor(spec, shape, destinations[spec.name])
@@ -86,7 +84,7 @@ def plan(
         targets[stream] = tuple(
             _target(piece, spec, destinations[spec.name], starts[spec.name])
             for piece, spec in pieces
-            if spec.name in chosen
+            if spec.name in starts
         )
     return targets
 
@@ -169,21 +167,14 @@ def place(targets: tuple[Target, ...], start: int, plain: torch.Tensor) -> None:
         plain: ``[bytes] uint8``, on the destinations' device; a multiple of 64 bytes.
     """
     stop = start + plain.numel()
-    first = bisect.bisect_right(targets, start, key=_stop)
-    for target in _from(targets, first):
+    first = bisect.bisect_right(targets, start, key=lambda target: target.stop)
+    for index in range(first, len(targets)):
+        target = targets[index]
         if target.start >= stop:
             return
         low, high = max(start, target.start), min(stop, target.stop)
         elements = plain[low - start : high - start].view(target.dtype)
         _copy(target.block, (low - target.start) // target.dtype.itemsize, elements)
-
-
-def _stop(target: Target) -> int:
-    return target.stop
-
-
-def _from(targets: tuple[Target, ...], first: int) -> Iterable[Target]:
-    return (targets[index] for index in range(first, len(targets)))
 
 
 def _copy(block: torch.Tensor, start: int, elements: torch.Tensor) -> None:
@@ -200,12 +191,3 @@ def _copy(block: torch.Tensor, start: int, elements: torch.Tensor) -> None:
         block[row : row + rows].copy_(elements[: rows * columns].view(rows, columns), non_blocking=True)
     if rest:
         block[row + rows, :rest].copy_(elements[rows * columns :], non_blocking=True)
-
-
-def local_bytes(layout: Layout, *, rank: int, world: int, skip: Callable[[str], bool]) -> int:
-    """Give the bytes of the tensors that a rank keeps, in the bundle's own types."""
-    return sum(
-        math.prod(local_shape(spec, tiles=layout.tiles, rank=rank, world=world)[1]) * TORCH_DTYPES[spec.dtype].itemsize
-        for spec in layout.tensors
-        if not skip(spec.name)
-    )

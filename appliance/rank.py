@@ -25,7 +25,7 @@ import torch
 from appliance.engine.config import ModelConfig
 from appliance.engine.engine import Engine
 from appliance.engine.model import Decoder
-from appliance.errors import DeviceFault, ModelUnsupported, ProtocolError, ZeroizeIncomplete
+from appliance.errors import AgentUnreachable, DeviceFault, ModelUnsupported, ProtocolError, ZeroizeIncomplete
 from appliance.hardening import harden_process
 from appliance.loader import SealedLoader
 from appliance.mailbox import Mailbox
@@ -51,7 +51,7 @@ _ENGINE_FRAME = 16 << 20
 _PROGRESS_SECONDS = 0.1
 _LAST_WORD_SECONDS = 5.0
 # The agent is gone: nobody reads this status but whoever collects orphans.
-_ORPHANED = 69
+_ORPHANED = AgentUnreachable.exit_status
 
 
 class _ZeroizeOrder(Exception):  # an order, not an error

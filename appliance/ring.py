@@ -16,8 +16,6 @@ from appliance import pages
 from appliance.errors import ConfigError
 from appliance.slot import Slot
 
-TAG_BYTES = 16
-
 
 class Tally:
     """Counts the plaintext bytes that are alive, and their peak.

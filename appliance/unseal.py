@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 
-from appliance.ring import TAG_BYTES, Cell
+from appliance.ring import Cell
 from appliance.stream import Run
 from provisioning.errors import BundleDamaged
 from provisioning.geometry import Section
 from provisioning.manifest import SignedManifest
-from provisioning.segment import SectionOpener
+from provisioning.segment import TAG_BYTES, SectionOpener
 from provisioning.table import Table
 
 

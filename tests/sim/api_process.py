@@ -18,10 +18,10 @@ from typing import Any
 import openai
 
 from appliance.api.access import issue_key
-from appliance.channel import Channel
 from appliance.hardening import clean_environment
 from appliance.protocol import Admit, ApiListening, ApiSettings, ApiStats, Message, ModelReady
 from tests.sim import chat_model
+from tests.sim.channel import Channel
 from tests.sim.engine_peer import PATIENCE, EnginePeer
 
 REPOSITORY = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from appliance.channel import Channel
 from appliance.protocol import Cancel, Message, ModelReady, Rejected, Submit, Tokens
+from tests.sim.channel import Channel
 
 Script = Callable[[Submit], Iterable[Message]]
 PATIENCE = 20.0

@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from appliance import rank as rank_module
-from appliance.channel import Channel
 from appliance.protocol import Load, Message, Submit
 from appliance.rank import Rank
+from tests.sim.channel import Channel
 from tests.sim.sealedmodel import SEGMENT, Sealed
 
 M = TypeVar("M", bound=Message)

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from appliance import mailbox as module
-from appliance.channel import Channel
 from appliance.errors import ProtocolError
 from appliance.mailbox import Mailbox
 from appliance.protocol import Cancel, Exit, ModelReady, Progress, Tokens, Zeroize, encode
+from tests.sim.channel import Channel
 
 LIMIT = 4096
 

@@ -8,8 +8,9 @@ import mmap
 import pytest
 
 from appliance.errors import ConfigError
-from appliance.ring import TAG_BYTES, Ring
+from appliance.ring import Ring
 from appliance.slot_cpu import CpuSlot
+from provisioning.segment import TAG_BYTES
 
 CELL = 256 << 10
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from appliance import serving
-from appliance.channel import Channel
 from appliance.errors import ProtocolError, RequestRefused
 from appliance.mailbox import Mailbox
 from appliance.protocol import Cancel, Message, RankStats, Rejected, Submit, Tokens, Zeroize
 from appliance.serving import EngineLoop
+from tests.sim.channel import Channel
 from tests.sim.ranks import submit
 
 
