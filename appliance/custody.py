@@ -21,11 +21,10 @@ from provisioning.bundle import Bundle
 from provisioning.errors import ExchangeRefused
 from provisioning.files import read_bounded
 from provisioning.grant import Grant, SignedGrant
-from provisioning.ownerkey import OwnerKey
+from provisioning.ownerkey import MAX_PUBLIC_FILE, OwnerKey
 from provisioning.session import Session
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-MAX_OWNER_KEY = 64 << 10
 
 
 def boot_id() -> bytes:
@@ -51,7 +50,7 @@ class Custody:
         self._config = config
         self._clock = clock
         self.boot_id = boot_id()
-        self.owner_key = read_bounded(config.model.owner_key, limit=MAX_OWNER_KEY)
+        self.owner_key = read_bounded(config.model.owner_key, limit=MAX_PUBLIC_FILE)
         self.owner = OwnerKey.read(self.owner_key)
         self.bundle = Bundle.open(config.model.bundle, [self.owner])
         self.manifest = self.bundle.manifest

@@ -30,6 +30,8 @@ Purpose = Literal["lab", "production"]
 KIND: Final = "owner-key"
 PUBLIC_FILE: Final = "owner.pub.json"
 PRIVATE_FILE: Final = "owner.key"
+# A public key file is about 13 KiB.
+MAX_PUBLIC_FILE: Final = 64 << 10
 _LIMIT: Final = 1 << 14
 _SEED_BYTES: Final = 32
 
@@ -117,9 +119,14 @@ class OwnerKey:
         return key
 
     @classmethod
+    def read_file(cls, path: Path) -> OwnerKey:
+        """Read a public key file; see :meth:`read`."""
+        return cls.read(read_bounded(path, limit=MAX_PUBLIC_FILE))
+
+    @classmethod
     def load(cls, directory: Path) -> OwnerKey:
         """Read the public key of a key directory."""
-        return cls.read(read_bounded(directory / PUBLIC_FILE, limit=dsse.envelope_limit(_LIMIT)))
+        return cls.read_file(directory / PUBLIC_FILE)
 
     def as_payload(self) -> dict[str, Any]:
         """Give the signed members of ``owner.pub.json``."""

@@ -13,10 +13,10 @@ from appliance import config
 from appliance.control import MAX_ENVELOPE, ask
 from appliance.errors import NotServing
 from attestation.strictjson import b64, decode_b64
-from provisioning.cli.report import emit, fingerprint, json_option, say
+from provisioning.cli.progress import Meter
+from provisioning.cli.report import emit, json_option, say
 from provisioning.files import read_bounded, refuse_existing, write_new
-
-_BAR = 30
+from provisioning.fingerprint import envelope_fingerprint
 
 
 @click.command()
@@ -48,10 +48,11 @@ def request(path: Path, challenge_path: Path, out: Path, *, as_json: bool) -> No
     answer = _last(ask(config.load(path).control_socket, "request", {"envelope": b64(challenge)}))
     envelope = decode_b64(answer["envelope"], "request", limit=MAX_ENVELOPE)
     write_new(out, envelope)
+    fingerprint = envelope_fingerprint(envelope)
     if as_json:
-        emit({"request": str(out), "bytes": len(envelope), "fingerprint": fingerprint(envelope)})
+        emit({"path": str(out), "bytes": len(envelope), "fingerprint": fingerprint})
     else:
-        click.echo(f"request {fingerprint(envelope)} written to {out}, {len(envelope)} bytes")
+        click.echo(f"request {fingerprint} written to {out}, {len(envelope)} bytes")
         say("carry it to the owner; the grant that answers it opens in this agent only, until it stops")
 
 
@@ -63,11 +64,10 @@ def grant(path: Path, file: Path, *, as_json: bool) -> None:
     """Open the owner's grant and load the model."""
     envelope = read_bounded(file, limit=MAX_ENVELOPE)
     answer: dict[str, Any] = {}
-    for answer in ask(config.load(path).control_socket, "grant", {"envelope": b64(envelope)}):
-        if answer["event"] == "progress" and answer["total_bytes"]:
-            _progress(answer["opened_bytes"], answer["total_bytes"])
-    if sys.stderr.isatty():
-        say("")
+    with Meter("loading") as meter:
+        for answer in ask(config.load(path).control_socket, "grant", {"envelope": b64(envelope)}):
+            if answer["event"] == "progress" and answer["total_bytes"]:
+                meter(answer["opened_bytes"], answer["total_bytes"])
     if as_json:
         emit(answer["status"])
         return
@@ -111,15 +111,6 @@ def zeroize(path: Path, confirm: str | None, hold: int, *, as_json: bool) -> Non
 def _last(answers: Iterator[dict[str, Any]]) -> dict[str, Any]:
     *_, last = answers
     return last
-
-
-def _progress(opened: int, total: int) -> None:
-    part = opened / total
-    if sys.stderr.isatty():
-        filled = round(part * _BAR)
-        click.echo(f"\rloading [{'#' * filled}{'.' * (_BAR - filled)}] {part:4.0%}", err=True, nl=False)
-    else:
-        say(f"loading {opened} of {total} bytes")
 
 
 def describe(status: dict[str, Any]) -> list[str]:

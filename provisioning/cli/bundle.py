@@ -14,15 +14,14 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from attestation import dsse
 from attestation.clock import format_time
 from attestation.errors import PolicyInvalid
 from attestation.policy import MAX_TOML_BYTES, AppraisalPolicy
 from attestation.rule import write_rule
-from provisioning import bundle as sealed
 from provisioning.cli.passphrase import passphrase_options, read_passphrase
 from provisioning.cli.progress import Meter
 from provisioning.cli.report import emit, json_option, say
+from provisioning.cli.verify import verify_and_show
 from provisioning.errors import ModelRefused
 from provisioning.files import read_bounded, refuse_existing
 from provisioning.manifest import FILE_NAME, MAX_ENVELOPE_BYTES, Manifest, SignedManifest, unverified_payload
@@ -31,7 +30,6 @@ from provisioning.pack import DEFAULT_TILES, PackReport
 from provisioning.pack import pack as pack_model
 from provisioning.source import Shard, Source
 
-_OWNER_KEY_LIMIT: Final = dsse.envelope_limit(1 << 14)
 _TILES: Final = ("1", "2", "4", "8", "16", "32", "64")
 
 _bundle_argument = click.argument("bundle", type=click.Path(path_type=Path, file_okay=False))
@@ -267,22 +265,11 @@ def _show_manifest(manifest: Manifest, digest: str, signature: str) -> None:
 @json_option
 def verify(bundle: Path, owner_keys: tuple[Path, ...], *, as_json: bool) -> None:
     """Check every byte of BUNDLE without a key: signatures, table, digests, names, sizes."""
-    with sealed.Bundle.open(bundle, _read_owners(owner_keys)) as opened, Meter("verifying") as meter:
-        report = sealed.verify(opened, meter)
-        manifest = opened.manifest
-    if as_json:
-        members = {"bundle": str(bundle), "bundle_id": manifest.bundle_id.hex(), "manifest": manifest.digest.hex()}
-        emit({**members, **report.as_payload()})
-        return
-    click.echo(f"{bundle}: whole; {manifest.purpose} bundle {manifest.bundle_id.hex()} of {manifest.name}")
-    click.echo(
-        f"{report.files} files, {report.segments} segments, {report.blocks} digests, {report.bytes} bytes "
-        f"in {report.seconds:.1f} s, {report.bytes / max(report.seconds, 1e-9) / 1e9:.2f} GB/s"
-    )
+    verify_and_show(bundle, _read_owners(owner_keys), as_json=as_json)
 
 
 def _read_owners(paths: tuple[Path, ...]) -> list[OwnerKey]:
-    return [OwnerKey.read(read_bounded(path, limit=_OWNER_KEY_LIMIT)) for path in paths]
+    return [OwnerKey.read_file(path) for path in paths]
 
 
 COMMANDS: Final[tuple[click.Command, ...]] = (pack, inspect, verify)

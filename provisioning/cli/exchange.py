@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
 from attestation import dsse
-from attestation.clock import format_time
+from attestation.clock import SystemClock, format_time
 from attestation.errors import reason_of
 from attestation.result import SIMULATED_BANNER, AppraisalRefused, AttestationResult, render
 from provisioning import broker, challenge, request, wiperecord
 from provisioning.chainfile import Record
 from provisioning.cli.passphrase import passphrase_options, read_passphrase
-from provisioning.cli.report import emit, fingerprint, json_option, say
+from provisioning.cli.report import emit, json_option, say
 from provisioning.errors import OutputFailed, WipeIncomplete
 from provisioning.files import read_bounded, refuse_existing, write_new
-from provisioning.fingerprint import fingerprint as short
+from provisioning.fingerprint import envelope_fingerprint, fingerprint
 from provisioning.ledger import FILE_NAME, Ledger, head_of, read_ledger
 from provisioning.manifest import FILE_NAME as MANIFEST_FILE
 from provisioning.manifest import MAX_ENVELOPE_BYTES, SignedManifest
@@ -50,7 +50,7 @@ _bundle_option = click.option(
 
 
 def _now() -> datetime:
-    return datetime.now(UTC).replace(microsecond=0)
+    return SystemClock().now()
 
 
 def _manifest(bundle: Path, owner: OwnerKey) -> SignedManifest:
@@ -129,12 +129,12 @@ def make_challenge(
     ):
         issued = [challenge.issue(signer=signer, manifest=manifest, ledger=ledger, at=at) for _ in range(count)]
     paths = _write_book(out, issued) if count > 1 else _write_one(out, issued[0])
-    marks = [fingerprint(envelope) for envelope in issued]
+    marks = [envelope_fingerprint(envelope) for envelope in issued]
     if as_json:
         challenges = [{"path": str(path), "fingerprint": mark} for path, mark in zip(paths, marks, strict=True)]
         emit(
             {
-                "bundle": manifest.bundle_id.hex(),
+                "bundle_id": manifest.bundle_id.hex(),
                 "manifest": manifest.digest.hex(),
                 "seconds": manifest.policy.challenge_seconds,
                 "challenges": challenges,
@@ -192,16 +192,16 @@ def appraise(request_path: Path, keys: Path, bundle: Path, *, as_json: bool) -> 
 def _describe(asked: request.KeyRequest) -> dict[str, Any]:
     return {
         "node": asked.node,
-        "request": short(asked.digest),
-        "challenge": short(asked.challenge_digest),
-        "session": short(asked.session.digest),
+        "request": fingerprint(asked.digest),
+        "challenge": fingerprint(asked.challenge_digest),
+        "session": fingerprint(asked.session.digest),
         "manifest": asked.binding.manifest_digest.hex(),
     }
 
 
 def _show_trail(asked: request.KeyRequest, outcome: AttestationResult | AppraisalRefused) -> None:
     click.echo(
-        f"request {short(asked.digest)} of node {asked.node}, session {short(asked.session.digest)}, "
+        f"request {fingerprint(asked.digest)} of node {asked.node}, session {fingerprint(asked.session.digest)}, "
         f"made {format_time(asked.issued_at)} by its own clock"
     )
     for line in render(outcome):
@@ -272,7 +272,7 @@ def grant(
         emit(
             {
                 **_describe(asked),
-                "grant": fingerprint(envelope),
+                "grant": envelope_fingerprint(envelope),
                 "path": str(out),
                 "simulated": simulated,
                 "loads": terms.loads,
@@ -282,8 +282,10 @@ def grant(
         return
     if simulated:
         click.echo(SIMULATED_BANNER)
-    click.echo(f"grant {fingerprint(envelope)} written to {out}")
-    click.echo(f"answers request {short(asked.digest)} of node {asked.node}, session {short(asked.session.digest)}")
+    click.echo(f"grant {envelope_fingerprint(envelope)} written to {out}")
+    click.echo(
+        f"answers request {fingerprint(asked.digest)} of node {asked.node}, session {fingerprint(asked.session.digest)}"
+    )
     say(f"it opens in that session only: {terms.loads} loads within {terms.seconds} seconds of the request")
 
 
@@ -301,13 +303,13 @@ def ledger(keys: Path, ledger_path: Path | None, *, as_json: bool) -> None:
         return
     for entry in entries:
         click.echo(_ledger_line(entry))
-    click.echo(f"{len(entries)} entries, chain whole, head {short(head)}")
+    click.echo(f"{len(entries)} entries, chain whole, head {fingerprint(head)}")
 
 
 def _ledger_line(entry: Record) -> str:
     shown = {name: entry.detail.get(name) for name in ("challenge", "request", "grant", "node", "code")}
     words = [
-        f"{name} {short(bytes.fromhex(value)) if len(value) == 96 else value}"
+        f"{name} {fingerprint(bytes.fromhex(value)) if len(value) == 96 else value}"
         for name, value in shown.items()
         if isinstance(value, str)
     ]
@@ -340,9 +342,10 @@ def check_wipe(record_path: Path, request_path: Path, *, as_json: bool) -> None:
     overwritten = sum(device.overwritten_bytes for device in record.devices)
     read_back = sum(device.read_back_bytes for device in record.devices)
     if as_json:
-        emit({"record": fingerprint(envelope), **_describe(asked), "wipe": record.as_payload()})
+        emit({"record": envelope_fingerprint(envelope), **_describe(asked), "wipe": record.as_payload()})
         return
-    click.echo(f"wipe record {fingerprint(envelope)} of node {record.node}, session {short(record.session_digest)}")
+    session = fingerprint(record.session_digest)
+    click.echo(f"wipe record {envelope_fingerprint(envelope)} of node {record.node}, session {session}")
     click.echo(f"{format_time(record.at)}, {record.reason}, {record.milliseconds} ms")
     for device in record.devices:
         click.echo(

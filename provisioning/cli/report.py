@@ -14,9 +14,6 @@ import click
 
 from attestation.errors import LetheError
 from attestation.result import AppraisalRefused
-from provisioning.fingerprint import envelope_fingerprint as fingerprint
-
-__all__ = ["SCHEMA", "emit", "fingerprint", "json_option", "run", "say", "show_error"]
 
 SCHEMA: Final = 1
 _USAGE: Final = 2
