@@ -14,7 +14,7 @@ from appliance.engine.engine import Engine
 from appliance.engine.model import Decoder
 from appliance.slot_cpu import CpuSlot
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.timeout(1200)]
 
 QUESTIONS = (
     "What is the capital of France?",
@@ -44,7 +44,7 @@ TEXTS = (
     "∑ x² — naïve café, 日本語: ",
     "The " * 300,
 )
-NEW_TOKENS = 24
+NEW_TOKENS = 20
 
 
 @pytest.fixture(scope="module")
