@@ -87,8 +87,9 @@ class Drill:
         with suppress(TimeoutError):
             await asyncio.wait_for(self.release.wait(), hold_seconds)
         left = await self._end_processes()
-        complete = left and all(result is not None and _all_zero(result) for result in results)
-        recorded = await self._record(results, milliseconds=round(seconds * 1000), complete=complete)
+        devices = tuple(_device_wipe(rank.device, result) for rank, result in zip(self._ranks, results, strict=True))
+        complete = left and all(device.shown for device in devices)
+        recorded = await self._record(devices, milliseconds=round(seconds * 1000), complete=complete)
         self._custody.session.wipe()
         return complete and recorded
 
@@ -109,7 +110,7 @@ class Drill:
                 await rank.child.channel.send(Exit())
         return all(await asyncio.gather(*(rank.end(_LEAVE_SECONDS) for rank in self._ranks)))
 
-    async def _record(self, results: Sequence[Wiped | None], *, milliseconds: int, complete: bool) -> bool:
+    async def _record(self, devices: tuple[DeviceWipe, ...], *, milliseconds: int, complete: bool) -> bool:
         """Sign and write the record, print it to the journal; says whether both are on the disk."""
         record = WipeRecord(
             node=self._node,
@@ -118,7 +119,7 @@ class Drill:
             session_digest=self._custody.session.digest,
             manifest_digest=self._custody.manifest.digest,
             epoch=self._custody.manifest.epoch,
-            devices=tuple(_device_wipe(rank.device, result) for rank, result in zip(self._ranks, results, strict=True)),
+            devices=devices,
             milliseconds=milliseconds,
             complete=complete,
             at=self._clock.now(),
@@ -128,14 +129,15 @@ class Drill:
             await asyncio.to_thread(write_new, path, record.sign(self._custody.session), mode=0o644)
             self.record_path = path
         except LetheError as error:
-            return await self._note("zeroize.unrecorded", outcome="failed", error=error.code) and False
+            await self._note("zeroize.unrecorded", outcome="failed", error=error.code)
+            return False
         return await self._note(
             "zeroize.done" if complete else "zeroize.incomplete",
             outcome="ok" if complete else "failed",
             record=path.name,
             milliseconds=milliseconds,
-            overwritten_bytes=sum(result.overwritten_bytes for result in results if result),
-            nonzero_bytes=sum(result.nonzero_bytes for result in results if result),
+            overwritten_bytes=sum(device.overwritten_bytes for device in devices),
+            nonzero_bytes=sum(device.nonzero_bytes for device in devices),
         )
 
     async def _note(self, event: str, *, outcome: str = "ok", **detail: str | int) -> bool:
@@ -150,22 +152,14 @@ class Drill:
 
 
 def _device_wipe(device: str, result: Wiped | None) -> DeviceWipe:
+    """Judge one rank's answer; a rank that gave none has shown nothing."""
     if result is None:
-        result = Wiped(device, overwritten_bytes=0, read_back_bytes=0, nonzero_bytes=0, staging_bytes=0, seconds=0)
-        return _as_record(device, result, shown=False)
-    return _as_record(device, result, shown=_all_zero(result))
-
-
-def _all_zero(result: Wiped) -> bool:
-    return result.nonzero_bytes == 0 and result.read_back_bytes >= result.overwritten_bytes
-
-
-def _as_record(device: str, result: Wiped, *, shown: bool) -> DeviceWipe:
+        return DeviceWipe(device, 0, 0, 0, 0, shown=False)
     return DeviceWipe(
         device=device,
         overwritten_bytes=result.overwritten_bytes,
         read_back_bytes=result.read_back_bytes,
         nonzero_bytes=result.nonzero_bytes,
         staging_bytes=result.staging_bytes,
-        shown=shown,
+        shown=result.nonzero_bytes == 0 and result.read_back_bytes >= result.overwritten_bytes,
     )

@@ -310,6 +310,16 @@ def refuse_message(found: str, expected: str) -> typing.NoReturn:
     )
 
 
+def misdirected(message: Message, *, expected: str) -> ProtocolError:
+    """Give the refusal of a message that the other process must not send, or not now: ``protocol.direction``."""
+    return ProtocolError(
+        "protocol.direction",
+        found=type(message).__name__,
+        expected=expected,
+        hint="the processes of one appliance must be of one version; restart the agent",
+    )
+
+
 _CHECKS: dict[typing.Any, typing.Callable[[typing.Any], bool]] = {
     int: lambda value: type(value) is int,
     float: lambda value: type(value) in (int, float),

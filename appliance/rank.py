@@ -30,7 +30,18 @@ from appliance.hardening import harden_process
 from appliance.loader import SealedLoader
 from appliance.mailbox import Mailbox
 from appliance.placement import TORCH_DTYPES
-from appliance.protocol import Exit, Load, Message, ModelReady, Progress, RankFailed, Resident, Wiped, Zeroize
+from appliance.protocol import (
+    Exit,
+    Load,
+    Message,
+    ModelReady,
+    Progress,
+    RankFailed,
+    Resident,
+    Wiped,
+    Zeroize,
+    misdirected,
+)
 from appliance.resident import ResidentModel
 from appliance.serving import EngineLoop
 from appliance.slot import Slot, open_slot
@@ -131,12 +142,7 @@ class Rank:
     def _obey(self) -> None:
         """Hear the agent in a phase in which only an end can come."""
         for message in self._heard():
-            raise ProtocolError(
-                "protocol.direction",
-                found=f"{type(message).__name__} while loading or serving",
-                expected="Zeroize or Exit",
-                hint="restart the agent",
-            )
+            raise misdirected(message, expected="Zeroize or Exit while loading or serving")
 
     def _wait(self, *descriptors: int) -> None:
         """Wait until the agent says something, or one of the descriptors can be read."""
@@ -154,13 +160,8 @@ class Rank:
                     continue
                 case [Load() as order]:
                     return order
-                case messages:
-                    raise ProtocolError(
-                        "protocol.direction",
-                        found=", ".join(type(message).__name__ for message in messages),
-                        expected="one Load",
-                        hint="restart the agent",
-                    )
+                case [*_, last]:
+                    raise misdirected(last, expected="one Load, and nothing else before the end")
 
     # --- load ----------------------------------------------------------------------------------------------------
 

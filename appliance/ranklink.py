@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from appliance.children import Child
 from appliance.errors import DeviceFault, ProtocolError
-from appliance.protocol import Message, Progress, RankFailed, RankStats, Resident, Wiped
+from appliance.protocol import Message, Progress, RankFailed, RankStats, Resident, Wiped, misdirected
 from attestation.errors import LetheError
 
 _Report = TypeVar("_Report", Resident, Wiped)
@@ -72,14 +72,7 @@ class RankLink:
             case RankFailed():
                 self._fault(RankError(message))
             case _:
-                self._fault(
-                    ProtocolError(
-                        "protocol.direction",
-                        found=type(message).__name__,
-                        expected="a message of a rank",
-                        hint="restart the agent",
-                    )
-                )
+                self._fault(misdirected(message, expected="a message of a rank"))
 
     def _fault(self, error: LetheError) -> None:
         """The rank serves no more. It still wipes itself, and says so in :attr:`wiped`, unless it is gone."""

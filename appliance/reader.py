@@ -11,7 +11,6 @@ import ctypes
 import mmap
 import os
 from collections.abc import Callable, Mapping
-from types import TracebackType
 
 import numpy as np
 
@@ -109,9 +108,7 @@ class Reader:
     def __enter__(self) -> Reader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

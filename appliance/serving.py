@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from appliance.errors import ProtocolError, RequestRefused
+from appliance.errors import RequestRefused
 from appliance.mailbox import Mailbox
-from appliance.protocol import Cancel, Message, RankStats, Rejected, Submit, Tokens
+from appliance.protocol import Cancel, Message, RankStats, Rejected, Submit, Tokens, misdirected
 
 _STATS_SECONDS = 1.0
 
@@ -113,12 +113,7 @@ class EngineLoop:
             case Cancel():
                 self._engine.cancel(message.request)
             case _:
-                raise ProtocolError(
-                    "protocol.direction",
-                    found=f"{type(message).__name__} from the API",
-                    expected="Submit or Cancel",
-                    hint="restart the agent",
-                )
+                raise misdirected(message, expected="Submit or Cancel from the API")
 
     def _step(self) -> None:
         for message in self._engine.step():

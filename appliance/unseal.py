@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 
 from appliance.ring import Cell
 from appliance.stream import Run
@@ -129,7 +128,5 @@ class Unsealer:
     def __enter__(self) -> Unsealer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -10,7 +10,6 @@ import os
 import select
 import threading
 from collections.abc import Callable
-from types import TracebackType
 
 # POLLRDHUP, which ``select`` names only from Python 3.13 on (poll(2)).
 _POLLRDHUP = 0x2000
@@ -55,8 +54,6 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()

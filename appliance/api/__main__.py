@@ -30,7 +30,7 @@ from appliance.api.tls import make_identity, require_loopback
 from appliance.channel import AsyncChannel
 from appliance.errors import ConfigError, ModelUnsupported, ProtocolError
 from appliance.hardening import harden_process
-from appliance.protocol import Admit, ApiListening, ApiSettings, Drain, Message, ModelReady
+from appliance.protocol import Admit, ApiListening, ApiSettings, Drain, ModelReady, misdirected
 
 _STATS_SECONDS = 1.0
 _NO_TLS_DIGEST = bytes(48)
@@ -85,7 +85,7 @@ async def _receive_settings(control: AsyncChannel) -> ApiSettings:
     if message is None:
         raise _AgentGone
     if not isinstance(message, ApiSettings):
-        raise _unexpected(message)
+        raise misdirected(message, expected="the settings of the API")
     return message
 
 
@@ -121,7 +121,7 @@ async def _obey(control: AsyncChannel, service: Service) -> None:
             case Drain():
                 service.admission.close()
             case _:
-                raise _unexpected(message)
+                raise misdirected(message, expected="Admit or Drain")
     raise _AgentGone
 
 
@@ -159,15 +159,6 @@ async def _report(control: AsyncChannel, service: Service) -> None:
 
 def _now() -> datetime:
     return datetime.now(UTC)
-
-
-def _unexpected(message: Message) -> ProtocolError:
-    return ProtocolError(
-        "protocol.unexpected",
-        found=type(message).__name__,
-        expected="a message of the agent",
-        hint="the processes of one appliance must be of one version; restart the agent",
-    )
 
 
 if __name__ == "__main__":

@@ -6,13 +6,11 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Self
 
 from appliance.api.errors import ApiRefused, engine_refused, not_serving, out_of_time
 from appliance.channel import AsyncChannel
-from appliance.errors import ProtocolError
-from appliance.protocol import Cancel, Message, ModelReady, Rejected, Submit, Tokens
+from appliance.protocol import Cancel, Message, ModelReady, Rejected, Submit, Tokens, misdirected
 
 
 class EngineClient:
@@ -38,7 +36,7 @@ class EngineClient:
                     case ModelReady():
                         await on_ready(message)
                     case _:
-                        raise _unexpected(message)
+                        raise misdirected(message, expected="a message of the engine")
         finally:
             sender.cancel()
 
@@ -148,19 +146,8 @@ class Generation:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.cancel_all()
-
-
-def _unexpected(message: Message) -> ProtocolError:
-    return ProtocolError(
-        "protocol.unexpected",
-        found=type(message).__name__,
-        expected="a message of the engine",
-        hint="the processes of one appliance must be of one version; restart the agent",
-    )
 
 
 def submits_for(prompts: Sequence[Submit], *, answers: int) -> list[Submit]:
