@@ -85,7 +85,7 @@ def test_message_that_no_agent_sends_ends_it(start: Start) -> None:
 
 
 def test_first_message_must_be_the_settings(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match=r"protocol\.unexpected"), running(tmp_path, first=Exit()):
+    with pytest.raises(AssertionError, match=r"protocol\.direction"), running(tmp_path, first=Exit()):
         pass
 
 
