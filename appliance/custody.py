@@ -12,7 +12,7 @@ from pathlib import Path
 from appliance.config import Config
 from appliance.hardening import Fact
 from attestation.appraise import appraise
-from attestation.binding import Binding
+from attestation.binding import DIGEST_BYTES, NONCE_BYTES, Binding
 from attestation.clock import SystemClock
 from attestation.result import AttestationResult
 from attestation.simulated import collect
@@ -55,8 +55,8 @@ class Custody:
         self.bundle = Bundle.open(config.model.bundle, [self.owner])
         self.manifest = self.bundle.manifest
         self.session = Session()
-        self.tls_key_digest = bytes(48)
-        self.request_digest = bytes(48)
+        self.tls_key_digest = bytes(DIGEST_BYTES)
+        self.request_digest = bytes(DIGEST_BYTES)
         clock.raise_floor(self.manifest.issued_at)
 
     def refuse_weak_machine(self, facts: tuple[Fact, ...]) -> None:
@@ -115,7 +115,7 @@ class Custody:
         Raises:
             LetheError: the machine no longer satisfies the policy of the manifest.
         """
-        binding = self._binding(secrets.token_bytes(32))
+        binding = self._binding(secrets.token_bytes(NONCE_BYTES))
         evidence = collect.collect(self._config.platform.lab_dir, binding)
         return appraise(evidence, binding=binding, policy=self.manifest.policy, at=self._clock.now())
 

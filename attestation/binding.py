@@ -20,17 +20,21 @@ REPORT_DATA_LABEL = b"lethe/report-data/v1"
 DEVICE_NONCE_LABEL = b"lethe/device-nonce/v1"
 DEVICE_EVIDENCE_LABEL = b"lethe/device-evidence/v1"
 
+# Of the owner's challenge, and of SHA-384, which names every object here.
+NONCE_BYTES = 32
+DIGEST_BYTES = 48
+BOOT_ID_BYTES = 16
 REPORT_DATA_BYTES = 64
 DEVICE_NONCE_BYTES = 32
 
 _FIELD_BYTES = {
-    "nonce": 32,
-    "session_key_digest": 48,
-    "tls_key_digest": 48,
-    "policy_digest": 48,
-    "manifest_digest": 48,
-    "config_digest": 48,
-    "boot_id": 16,
+    "nonce": NONCE_BYTES,
+    "session_key_digest": DIGEST_BYTES,
+    "tls_key_digest": DIGEST_BYTES,
+    "policy_digest": DIGEST_BYTES,
+    "manifest_digest": DIGEST_BYTES,
+    "config_digest": DIGEST_BYTES,
+    "boot_id": BOOT_ID_BYTES,
 }
 
 
@@ -111,8 +115,8 @@ class Binding:
         Raises:
             ValueError: a device digest of another length.
         """
-        if len(device_digest) != 48:
-            raise ValueError("device evidence digest must be 48 bytes")
+        if len(device_digest) != DIGEST_BYTES:
+            raise ValueError(f"device evidence digest must be {DIGEST_BYTES} bytes")
         items = [
             (b"protocol", REPORT_DATA_LABEL),
             (b"nonce", self.nonce),

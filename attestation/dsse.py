@@ -82,6 +82,15 @@ def _open(envelope: bytes, kind: str, limit: int) -> tuple[bytes, dict[str, byte
     return payload, signatures
 
 
+def unverified_payload(envelope: bytes, kind: str, *, limit: int) -> bytes:
+    """Give the payload of an envelope whose signature nobody has checked: to find a key in it, or to show it as such.
+
+    Raises:
+        FormatError: the envelope is malformed or of another kind.
+    """
+    return _open(envelope, kind, limit)[0]
+
+
 def signed_by(envelope: bytes, kind: str, keys: Sequence[PublicKeys], *, limit: int) -> tuple[bytes, tuple[str, ...]]:
     """Verify an envelope against trusted keys.
 

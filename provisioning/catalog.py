@@ -150,7 +150,7 @@ class Catalog:
 def _refuse(code: str, found: str, expected: str) -> NoReturn:
     raise BundleDamaged(
         code, found=found, expected=expected, hint="ask the owner to pack the model again; the bundle is authentic"
-    )
+    ) from None
 
 
 def _tensor_payload(spec: TensorSpec) -> dict[str, Any]:
@@ -167,22 +167,16 @@ def _read_header(text: bytes, *, tiles: int) -> tuple[list[TensorSpec], list[tup
             _refuse("catalog.version", "a catalog of another version", f"version {VERSION}")
         if fields.integer("tiles") != tiles:
             _refuse("catalog.layout", "another number of tiles than in the manifest", str(tiles))
-        tensors = [_read_tensor(item) for item in fields.items("tensors", limit=MAX_TENSORS)]
-        files = [_read_file(item) for item in fields.items("files", limit=MAX_FILES)]
+        tensors = [_read_tensor(item) for item in fields.mappings("tensors", limit=MAX_TENSORS)]
+        files = [_read_file(item) for item in fields.mappings("files", limit=MAX_FILES)]
         fields.end()
     except FormatError as error:
-        raise BundleDamaged("catalog.header", found=error.found, expected=error.expected, hint=error.hint) from None
+        _refuse("catalog.header", error.found, error.expected)
     return tensors, files
 
 
-def _object(item: Any, where: str) -> Fields:
-    if not isinstance(item, dict):
-        _refuse("catalog.header", f"a member of {where} that is no object", "objects")
-    return Fields(item, where)
-
-
-def _read_tensor(item: Any) -> TensorSpec:
-    fields = _object(item, "catalog.tensors")
+def _read_tensor(members: dict[str, Any]) -> TensorSpec:
+    fields = Fields(members, "catalog.tensors")
     shape = fields.items("shape", limit=MAX_RANK)
     if not all(
         isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= MAX_TENSOR_BYTES for size in shape
@@ -198,8 +192,8 @@ def _read_tensor(item: Any) -> TensorSpec:
     return spec
 
 
-def _read_file(item: Any) -> tuple[str, int]:
-    fields = _object(item, "catalog.files")
+def _read_file(members: dict[str, Any]) -> tuple[str, int]:
+    fields = Fields(members, "catalog.files")
     name = fields.text("name", limit=128)
     size = fields.integer("size", high=MAX_FILE_BYTES)
     fields.end()

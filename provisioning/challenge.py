@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Final, final
 
 from attestation import dsse, strictjson
+from attestation.binding import DIGEST_BYTES, NONCE_BYTES
 from attestation.clock import format_time
 from attestation.proof import Proof
 from attestation.strictjson import Fields, b64
@@ -19,8 +20,6 @@ from provisioning.ownerkey import OwnerKey, OwnerSigner
 
 KIND: Final = "challenge"
 LIMIT: Final = 1 << 12
-NONCE_BYTES: Final = 32
-DIGEST_BYTES: Final = 48
 
 
 @final

@@ -12,33 +12,29 @@ import math
 import os
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any, Final, Literal, final
+from typing import Any, Final, final
 
 from attestation import dsse, strictjson
-from attestation.binding import frame
+from attestation.binding import DIGEST_BYTES, frame
 from attestation.clock import Clock, SystemClock, format_time
 from attestation.errors import FormatError
 from attestation.policy import GrantTerms
 from attestation.proof import Proof
+from attestation.result import Assurance
 from attestation.strictjson import Fields, b64
 from provisioning._seal import MINT
 from provisioning.errors import ExchangeRefused
-from provisioning.keystore import BUNDLE_KEY_BYTES
 from provisioning.manifest import SignedManifest
 from provisioning.ownerkey import OwnerKey
 from provisioning.secret import SecretBytes
-from provisioning.segment import check_commitment
+from provisioning.segment import BUNDLE_ID_BYTES, BUNDLE_KEY_BYTES, check_commitment
 from provisioning.sessionkeys import SEALED_KEY_BYTES, SUITE_NAME
 
 KIND: Final = "grant"
 LIMIT: Final = 1 << 14
 INFO_LABEL: Final = b"lethe/grant/v1"
-_DIGEST_BYTES: Final = 48
-_BUNDLE_ID_BYTES: Final = 16
-
-Assurance = Literal["production", "lab"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +97,7 @@ class GrantStatement:
             "result_digest": b64(self.result_digest),
             "assurance": self.assurance,
             "epoch_floor": self.epoch_floor,
-            "terms": {"loads": self.terms.loads, "seconds": self.terms.seconds, "reboot": self.terms.reboot},
+            "terms": asdict(self.terms),
             "suite": SUITE_NAME,
             "sealed": b64(sealed),
         }
@@ -138,12 +134,12 @@ def _read_statement(fields: Fields) -> GrantStatement:
     return GrantStatement(
         epoch=epoch,
         issued_at=issued_at,
-        bundle_id=fields.blob("bundle_id", size=_BUNDLE_ID_BYTES),
-        manifest_digest=fields.blob("manifest_digest", size=_DIGEST_BYTES),
-        challenge_digest=fields.blob("challenge_digest", size=_DIGEST_BYTES),
-        request_digest=fields.blob("request_digest", size=_DIGEST_BYTES),
-        session_digest=fields.blob("session_digest", size=_DIGEST_BYTES),
-        result_digest=fields.blob("result_digest", size=_DIGEST_BYTES),
+        bundle_id=fields.blob("bundle_id", size=BUNDLE_ID_BYTES),
+        manifest_digest=fields.blob("manifest_digest", size=DIGEST_BYTES),
+        challenge_digest=fields.blob("challenge_digest", size=DIGEST_BYTES),
+        request_digest=fields.blob("request_digest", size=DIGEST_BYTES),
+        session_digest=fields.blob("session_digest", size=DIGEST_BYTES),
+        result_digest=fields.blob("result_digest", size=DIGEST_BYTES),
         assurance=_read_assurance(fields),
         epoch_floor=fields.integer("epoch_floor"),
         terms=_read_terms(fields.fields("terms")),

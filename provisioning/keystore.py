@@ -20,8 +20,8 @@ from attestation.strictjson import Fields, b64
 from provisioning.errors import InputFailed, KeyRefused
 from provisioning.files import make_private_directory, read_bounded, write_new
 from provisioning.secret import SecretBytes
+from provisioning.segment import BUNDLE_KEY_BYTES
 
-BUNDLE_KEY_BYTES = 32
 KEY_ENCRYPTION_KEY_BYTES = 32
 _NONCE_BYTES = 12
 _TAG_BYTES = 16

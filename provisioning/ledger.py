@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from attestation.binding import DIGEST_BYTES, NONCE_BYTES
 from attestation.errors import FormatError
 from attestation.strictjson import Fields, b64
 from provisioning.chainfile import ChainFile, Record, Words, read_chain
@@ -56,7 +57,7 @@ def read_ledger(path: Path) -> tuple[Record, ...]:
 
 def head_of(entries: Sequence[Record]) -> bytes:
     """Give SHA-384 of the last line, 48 bytes; zeros for an empty ledger."""
-    return hashlib.sha384(entries[-1].as_line()).digest() if entries else bytes(48)
+    return hashlib.sha384(entries[-1].as_line()).digest() if entries else bytes(DIGEST_BYTES)
 
 
 class Ledger:
@@ -91,7 +92,10 @@ class Ledger:
             if name in self._challenges:
                 raise FormatError("ledger.challenge", found=f"{name[:16]} twice", expected="once", hint="restore it")
             self._challenges[name] = IssuedChallenge(
-                detail.blob("nonce", size=32), detail.blob("manifest", size=48), entry.at, answered=False
+                detail.blob("nonce", size=NONCE_BYTES),
+                detail.blob("manifest", size=DIGEST_BYTES),
+                entry.at,
+                answered=False,
             )
         elif entry.event == "grant.given":
             name = detail.text("challenge", limit=96)

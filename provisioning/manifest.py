@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, Final, NoReturn, final
 
 from attestation import dsse, strictjson
+from attestation.binding import DIGEST_BYTES
 from attestation.clock import format_time
 from attestation.errors import FormatError, PolicyInvalid
 from attestation.policy import AppraisalPolicy, ServingPolicy
@@ -20,7 +21,16 @@ from attestation.proof import Proof
 from attestation.strictjson import Fields, b64
 from provisioning._seal import MINT
 from provisioning.errors import ExchangeRefused
-from provisioning.geometry import MAX_SECTION_BYTES, MAX_SEGMENT, MAX_SEGMENTS, DataFile, Geometry, Section
+from provisioning.geometry import (
+    FIRST_COLUMN,
+    MAX_SECTION_BYTES,
+    MAX_SEGMENT,
+    MAX_SEGMENTS,
+    MAX_TILES,
+    DataFile,
+    Geometry,
+    Section,
+)
 from provisioning.ownerkey import OwnerKey, OwnerSigner, Purpose, public_keys, read_purpose
 from provisioning.segment import BUNDLE_ID_BYTES, COMMITMENT_BYTES, SUITE
 
@@ -30,9 +40,7 @@ FILE_NAME: Final = "manifest.dsse.json"
 MAX_PAYLOAD_BYTES: Final = 256 << 10
 MAX_ENVELOPE_BYTES: Final = dsse.envelope_limit(MAX_PAYLOAD_BYTES)
 MAX_NAME_CHARACTERS: Final = 128
-_TABLE_DIGEST_BYTES: Final = 48
 _KEY_ID_CHARACTERS: Final = 96
-_MAX_STREAMS: Final = 66
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +109,7 @@ class Manifest:
             epoch=epoch,
             issued_at=issued_at,
             geometry=_read_geometry(fields),
-            table_sha384=fields.blob("table_sha384", size=_TABLE_DIGEST_BYTES),
+            table_sha384=fields.blob("table_sha384", size=DIGEST_BYTES),
             key_commitment=fields.blob("key_commitment", size=COMMITMENT_BYTES),
             policy=_read_policy(fields),
         )
@@ -160,7 +168,7 @@ def _read_key_id(fields: Fields) -> str:
 
 def _read_geometry(fields: Fields) -> Geometry:
     counts: list[int] = []
-    for item in fields.items("streams", limit=_MAX_STREAMS):
+    for item in fields.items("streams", limit=FIRST_COLUMN + MAX_TILES):
         if not isinstance(item, int) or isinstance(item, bool) or not 0 <= item <= MAX_SEGMENTS:
             raise FormatError(
                 "manifest.geometry", found="a bad member of streams", expected="counts", hint="pack the bundle again"
@@ -192,16 +200,6 @@ def _read_policy(fields: Fields) -> AppraisalPolicy:
             expected=error.expected,
             hint="use the release of Lethe that packed the bundle, or pack it again",
         ) from None
-
-
-def unverified_payload(envelope: bytes) -> bytes:
-    """Give the payload of an envelope whose signature nobody has looked at, for display only.
-
-    Raises:
-        FormatError: the envelope is malformed.
-    """
-    frame = Fields(strictjson.loads(envelope, limit=MAX_ENVELOPE_BYTES), "envelope")
-    return frame.blob("payload", limit=MAX_PAYLOAD_BYTES)
 
 
 @final

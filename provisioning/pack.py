@@ -31,7 +31,7 @@ from provisioning.manifest import FILE_NAME, MAX_ENVELOPE_BYTES, Manifest, check
 from provisioning.ownerkey import OwnerSigner
 from provisioning.sealing import Sealing, refuse_output
 from provisioning.secret import SecretBytes
-from provisioning.segment import BUNDLE_ID_BYTES, KEY_BYTES, commitment
+from provisioning.segment import BUNDLE_ID_BYTES, BUNDLE_KEY_BYTES, commitment
 from provisioning.source import Source
 from provisioning.table import encode, table_bytes
 from provisioning.weave import weave
@@ -154,7 +154,7 @@ def pack(
         head = catalog.encode()
         geometry = _geometry(catalog.layout, len(head), segment_size, section_bytes, file_cap)
         _check_room(out.parent, geometry)
-        with SecretBytes.random(KEY_BYTES) as key:
+        with SecretBytes.random(BUNDLE_KEY_BYTES) as key:
             bundle_id = secrets.token_bytes(BUNDLE_ID_BYTES)
             table = _seal(
                 source,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from attestation import dsse, strictjson
-from attestation.binding import Binding
+from attestation.binding import DIGEST_BYTES, Binding
 from attestation.clock import Clock, format_time
 from attestation.errors import FormatError
 from attestation.evidence import EvidenceSet
@@ -17,13 +17,12 @@ from provisioning.challenge import SignedChallenge
 from provisioning.errors import ExchangeRefused
 from provisioning.selfsigned import open_self_signed
 from provisioning.session import Session
-from provisioning.sessionkeys import SessionKeys
+from provisioning.sessionkeys import SessionKeys, record_keys
 
 KIND: Final = "request"
 # Evidence of a CPU, eight devices and four switches with their chains is well under 1 MiB.
 LIMIT: Final = 16 << 20
 ENVELOPE_LIMIT: Final = dsse.envelope_limit(LIMIT)
-_DIGEST_BYTES: Final = 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +106,7 @@ def read(envelope: bytes) -> KeyRequest:
         FormatError, SignatureRefused: it is damaged, or not signed by the session keys inside it.
         ExchangeRefused: ``request.session`` when its binding is of other session keys.
     """
-    payload = open_self_signed(envelope, KIND, keys_of=lambda members: _session_of(members).record, limit=LIMIT)
+    payload = open_self_signed(envelope, KIND, keys_of=record_keys, limit=LIMIT)
     fields = Fields(strictjson.loads(payload, limit=LIMIT), KIND)
     epoch, issued_at = strictjson.read_header(fields, KIND)
     node = fields.text("node", limit=64)
@@ -117,8 +116,8 @@ def read(envelope: bytes) -> KeyRequest:
         node=node,
         epoch=epoch,
         issued_at=issued_at,
-        challenge_digest=fields.blob("challenge_digest", size=_DIGEST_BYTES),
-        session=SessionKeys.from_payload(fields.mapping("session"), f"{KIND}.session"),
+        challenge_digest=fields.blob("challenge_digest", size=DIGEST_BYTES),
+        session=SessionKeys.read(fields, KIND),
         binding=Binding.from_payload(fields.mapping("binding"), f"{KIND}.binding"),
         evidence=EvidenceSet.from_payload(fields.mapping("evidence"), f"{KIND}.evidence"),
         digest=hashlib.sha384(payload).digest(),
@@ -126,10 +125,6 @@ def read(envelope: bytes) -> KeyRequest:
     fields.end()
     _check_binding(request.binding, request.session)
     return request
-
-
-def _session_of(members: dict[str, Any]) -> SessionKeys:
-    return SessionKeys.from_payload(Fields(members, KIND).mapping("session"), f"{KIND}.session")
 
 
 def _check_binding(binding: Binding, session: SessionKeys, *, nonce: bytes | None = None) -> None:

@@ -26,7 +26,8 @@ from provisioning.geometry import Section
 from provisioning.secret import SecretBytes
 
 SUITE: Final = "AES-256-GCM/HKDF-SHA384"
-KEY_BYTES: Final = 32
+BUNDLE_KEY_BYTES: Final = 32
+_SECTION_KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12
 TAG_BYTES: Final = 16
 COMMITMENT_BYTES: Final = 48
@@ -66,7 +67,7 @@ def check_commitment(key: memoryview, bundle_id: bytes, expected: bytes) -> None
 
 
 def _check_sizes(key: memoryview, bundle_id: bytes) -> None:
-    if len(key) != KEY_BYTES or len(bundle_id) != BUNDLE_ID_BYTES:
+    if len(key) != BUNDLE_KEY_BYTES or len(bundle_id) != BUNDLE_ID_BYTES:
         raise ValueError(f"a bundle key of {len(key)} bytes with an id of {len(bundle_id)}")
 
 
@@ -97,12 +98,12 @@ class _SectionCipher:
         self.section = section
         self.segment_size = segment_size
         self._aad = associated_data(bundle_id, section, segment_size, descriptor)
-        self._secret: SecretBytes | None = SecretBytes(KEY_BYTES + NONCE_BYTES)
+        self._secret: SecretBytes | None = SecretBytes(_SECTION_KEY_BYTES + NONCE_BYTES)
         info = section_info(bundle_id, section.number, segment_size)
         with self._secret.expose() as derived:
             HKDF(hashes.SHA384(), len(derived), None, info).derive_into(key, derived)
-            self._aead: AESGCM | None = AESGCM(derived[:KEY_BYTES])
-            self._base = int.from_bytes(derived[KEY_BYTES:], "big")
+            self._aead: AESGCM | None = AESGCM(derived[:_SECTION_KEY_BYTES])
+            self._base = int.from_bytes(derived[_SECTION_KEY_BYTES:], "big")
 
     def _prepare(self, number: int) -> tuple[AESGCM, bytes, bytes]:
         """Give (cipher, nonce, associated data) of a segment."""

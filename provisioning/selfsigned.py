@@ -10,9 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attestation import dsse, strictjson
-from attestation.errors import FormatError
 from attestation.signature import PublicKeys
-from attestation.strictjson import Fields
 
 
 def open_self_signed(
@@ -32,12 +30,5 @@ def open_self_signed(
         FormatError: the envelope or its payload is malformed.
         SignatureRefused: the signature is not by those keys.
     """
-    frame = Fields(strictjson.loads(envelope, limit=dsse.envelope_limit(limit)), "envelope")
-    # Said here too, so that another kind of file is called that and not a damaged one.
-    found = frame.text("payloadType", limit=128)
-    if found != dsse.payload_type(kind):
-        raise FormatError(
-            "envelope.type", found=found, expected=dsse.payload_type(kind), hint="this is another kind of file"
-        )
-    unverified = strictjson.loads(frame.blob("payload", limit=limit), limit=limit)
+    unverified = strictjson.loads(dsse.unverified_payload(envelope, kind, limit=limit), limit=limit)
     return dsse.verify(envelope, kind, [keys_of(unverified)], limit=limit)

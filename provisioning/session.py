@@ -24,10 +24,10 @@ from provisioning._seal import MINT
 from provisioning.errors import ExchangeRefused
 from provisioning.fingerprint import fingerprint
 from provisioning.grant import Grant, GrantStatement, SignedGrant, expired, require_key
-from provisioning.keystore import BUNDLE_KEY_BYTES
 from provisioning.manifest import SignedManifest
 from provisioning.ownerkey import Purpose
 from provisioning.secret import SecretBytes
+from provisioning.segment import BUNDLE_KEY_BYTES
 from provisioning.sessionkeys import SUITE, SessionKeys
 
 MAX_OPEN_REQUESTS: Final = 64

@@ -26,7 +26,7 @@ SUITE: Final = hpke.Suite(hpke.KEM.MLKEM1024_P384, hpke.KDF.HKDF_SHA384, hpke.AE
 MLKEM1024_PUBLIC_BYTES: Final = 1568
 P384_PUBLIC_BYTES: Final = 97
 # Encapsulation: ML-KEM-1024 ciphertext (1568) and an uncompressed P-384 point (97); then the key and its tag.
-SEALED_KEY_BYTES: Final = 1568 + 97 + 32 + 16
+SEALED_KEY_BYTES: Final = 1568 + P384_PUBLIC_BYTES + 32 + 16
 
 _DIGEST_LABEL: Final = b"lethe/session/v1\0"
 
@@ -80,6 +80,11 @@ class SessionKeys:
         fields.end()
         return keys
 
+    @classmethod
+    def read(cls, fields: Fields, where: str) -> SessionKeys:
+        """Read the member ``session`` of an object that a session made."""
+        return cls.from_payload(fields.mapping("session"), f"{where}.session")
+
     def seal(self, key: memoryview, info: bytes) -> bytes:
         """Encrypt a key so that only the session's private half and the same ``info`` open it.
 
@@ -105,3 +110,8 @@ class SessionKeys:
                 hint="make a new request on the appliance",
             )
         return SUITE.encrypt(key, public, info)
+
+
+def record_keys(members: dict[str, Any]) -> PublicKeys:
+    """Find the keys that signed an object of a session, for :func:`provisioning.selfsigned.open_self_signed`."""
+    return SessionKeys.read(Fields(members, "payload"), "payload").record

@@ -8,8 +8,9 @@ allows: same bytes in, same bytes out.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final, NoReturn
 
 from provisioning.errors import BundleDamaged
@@ -19,7 +20,7 @@ from provisioning.segment import BUNDLE_ID_BYTES, TAG_BYTES
 MAGIC: Final = b"LETHEIDX"
 VERSION: Final = 1
 DIGEST_BLOCK: Final = 64 << 20
-DIGEST_BYTES: Final = 32
+BLOCK_DIGEST_BYTES: Final = 32
 
 # magic, version, reserved, segment size, digest block, files, segments, digests, bundle id, reserved
 _HEADER: Final = struct.Struct("<8sHHIIIQQ16s8x")
@@ -52,7 +53,7 @@ def digest_blocks(file: DataFile) -> int:
 def table_bytes(geometry: Geometry) -> int:
     """Give the size that a table must have."""
     digests = sum(digest_blocks(file) for file in geometry.files)
-    return _HEADER.size + geometry.segments * _RECORD.size + digests * DIGEST_BYTES
+    return _HEADER.size + geometry.segments * _RECORD.size + digests * BLOCK_DIGEST_BYTES
 
 
 def _refuse(code: str, found: str, expected: str) -> NoReturn:
@@ -88,7 +89,7 @@ def encode(geometry: Geometry, *, bundle_id: bytes, tags: bytes | bytearray, dig
     blocks = b"".join(digests)
     if len(tags) != geometry.segments * TAG_BYTES or len(bundle_id) != BUNDLE_ID_BYTES:
         raise ValueError(f"{len(tags)} bytes of tags for {geometry.segments} segments")
-    table = bytearray(_header(geometry, bundle_id, len(blocks) // DIGEST_BYTES))
+    table = bytearray(_header(geometry, bundle_id, len(blocks) // BLOCK_DIGEST_BYTES))
     size = geometry.segment_size
     for number, file in enumerate(geometry.files):
         for index in range(file.size // size):
@@ -127,7 +128,8 @@ class Table:
         self.segments = geometry.segments
         self._files = files
         self._digests = self._check_records(geometry.segment_size)
-        self._first = _running(blocks)
+        # Number of the first digest of each file.
+        self._first = list(accumulate(blocks, initial=0))
 
     def _check_records(self, size: int) -> int:
         """Check the place of every record; gives the offset behind the last one."""
@@ -154,14 +156,5 @@ class Table:
         """Give the SHA-256 of one 64 MiB block of a data file (the last block may be shorter)."""
         if not 0 <= block < digest_blocks(self._files[file]):
             raise ValueError(f"block {block} of file {file}")
-        start = self._digests + (self._first[file] + block) * DIGEST_BYTES
-        return self._data[start : start + DIGEST_BYTES]
-
-
-def _running(counts: Sequence[int]) -> list[int]:
-    total = 0
-    starts = []
-    for count in counts:
-        starts.append(total)
-        total += count
-    return starts
+        start = self._digests + (self._first[file] + block) * BLOCK_DIGEST_BYTES
+        return self._data[start : start + BLOCK_DIGEST_BYTES]

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any, Final, NoReturn
 
 from attestation import strictjson
+from attestation.binding import BOOT_ID_BYTES, DIGEST_BYTES
 from attestation.clock import format_time
 from attestation.strictjson import Fields, b64
 from provisioning.errors import ExchangeRefused
@@ -18,7 +19,7 @@ from provisioning.fingerprint import fingerprint
 from provisioning.request import KeyRequest
 from provisioning.selfsigned import open_self_signed
 from provisioning.session import Session
-from provisioning.sessionkeys import SessionKeys
+from provisioning.sessionkeys import SessionKeys, record_keys
 
 KIND: Final = "wipe-record"
 LIMIT: Final = 1 << 16
@@ -148,16 +149,16 @@ def read_and_verify(envelope: bytes, *, request: KeyRequest | None) -> WipeRecor
         ExchangeRefused: ``wipe.session``, ``wipe.boot`` or ``wipe.manifest`` when it is not of the request's session,
             boot and bundle; ``wipe.contradiction`` when it claims more than its numbers show.
     """
-    payload = open_self_signed(envelope, KIND, keys_of=lambda members: _session_of(members).record, limit=LIMIT)
+    payload = open_self_signed(envelope, KIND, keys_of=record_keys, limit=LIMIT)
     fields = Fields(strictjson.loads(payload, limit=LIMIT), KIND)
     epoch, at = strictjson.read_header(fields, KIND)
-    session = SessionKeys.from_payload(fields.mapping("session"), f"{KIND}.session")
+    session = SessionKeys.read(fields, KIND)
     record = WipeRecord(
         node=fields.text("node", limit=64),
-        boot_id=fields.blob("boot_id", size=16),
+        boot_id=fields.blob("boot_id", size=BOOT_ID_BYTES),
         reason=fields.text("reason", limit=256),
-        session_digest=fields.blob("session_digest", size=48),
-        manifest_digest=fields.blob("manifest_digest", size=48),
+        session_digest=fields.blob("session_digest", size=DIGEST_BYTES),
+        manifest_digest=fields.blob("manifest_digest", size=DIGEST_BYTES),
         epoch=epoch,
         devices=tuple(
             DeviceWipe.from_payload(item, f"{KIND}.devices[{ordinal}]")
@@ -176,10 +177,6 @@ def read_and_verify(envelope: bytes, *, request: KeyRequest | None) -> WipeRecor
     if request is not None:
         _match(record, request)
     return record
-
-
-def _session_of(members: dict[str, Any]) -> SessionKeys:
-    return SessionKeys.from_payload(Fields(members, KIND).mapping("session"), f"{KIND}.session")
 
 
 def _require_consistent(record: WipeRecord) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
+from attestation import dsse
 from attestation.clock import format_time
 from attestation.errors import PolicyInvalid
 from attestation.policy import MAX_TOML_BYTES, AppraisalPolicy
@@ -24,7 +25,7 @@ from provisioning.cli.report import emit, json_option, say
 from provisioning.cli.verify import verify_and_show
 from provisioning.errors import ModelRefused
 from provisioning.files import read_bounded, refuse_existing
-from provisioning.manifest import FILE_NAME, MAX_ENVELOPE_BYTES, Manifest, SignedManifest, unverified_payload
+from provisioning.manifest import FILE_NAME, KIND, MAX_ENVELOPE_BYTES, MAX_PAYLOAD_BYTES, Manifest, SignedManifest
 from provisioning.ownerkey import OwnerKey, OwnerSigner
 from provisioning.pack import DEFAULT_TILES, PackReport
 from provisioning.pack import pack as pack_model
@@ -193,12 +194,13 @@ def _refuse_opinion(shard: Shard, found: str) -> NoReturn:
 def inspect(bundle: Path, owner_keys: tuple[Path, ...], *, as_json: bool) -> None:
     """Show what an outsider may see of BUNDLE."""
     envelope = read_bounded(bundle / FILE_NAME, limit=MAX_ENVELOPE_BYTES)
-    digest = hashlib.sha384(unverified_payload(envelope)).hexdigest()
+    payload = dsse.unverified_payload(envelope, KIND, limit=MAX_PAYLOAD_BYTES)
+    digest = hashlib.sha384(payload).hexdigest()
     if owner_keys:
         manifest = SignedManifest.read(envelope, _read_owners(owner_keys)).manifest
         signature = f"by {manifest.owner}"
     else:
-        manifest = Manifest.parse(unverified_payload(envelope))
+        manifest = Manifest.parse(payload)
         signature = "not checked"
     if as_json:
         emit(_outside(manifest, digest, signature))

@@ -22,7 +22,7 @@ from attestation.policy import AppraisalPolicy
 from attestation.strictjson import b64
 from provisioning.errors import ExchangeRefused, KeyRefused
 from provisioning.geometry import Geometry
-from provisioning.manifest import KIND, MAX_PAYLOAD_BYTES, Manifest, SignedManifest, check_name, unverified_payload
+from provisioning.manifest import KIND, MAX_PAYLOAD_BYTES, Manifest, SignedManifest, check_name
 from provisioning.ownerkey import OwnerKey, OwnerSigner
 from provisioning.segment import SUITE
 
@@ -222,7 +222,7 @@ def test_finds_the_owner_among_several(manifest: Manifest, lab_signer: OwnerSign
 
 
 def test_payload_can_be_looked_at_without_a_key_but_is_no_proof(manifest: Manifest, lab_signer: OwnerSigner) -> None:
-    parsed = Manifest.parse(unverified_payload(manifest.sign(lab_signer)))
+    parsed = Manifest.parse(dsse.unverified_payload(manifest.sign(lab_signer), KIND, limit=MAX_PAYLOAD_BYTES))
     assert parsed == manifest
     assert type(parsed) is Manifest
 
