@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, NoReturn
 
 from attestation import strictjson
@@ -141,12 +141,8 @@ class AppraisalPolicy:
             "epoch": self.epoch,
             "accept": list(self.accept),
             "challenge_seconds": self.challenge_seconds,
-            "serving": {
-                "max_context": self.serving.max_context,
-                "max_output_tokens": self.serving.max_output_tokens,
-                "max_concurrent": self.serving.max_concurrent,
-            },
-            "grant": {"loads": self.grant.loads, "seconds": self.grant.seconds, "reboot": self.grant.reboot},
+            "serving": asdict(self.serving),
+            "grant": asdict(self.grant),
         }
         for stated in self.platforms:
             payload[stated.platform] = {name: write_rule(rule) for name, rule in stated.rules}
@@ -287,7 +283,7 @@ def _read_serving(reader: _Reader) -> ServingPolicy:
         max_output_tokens=reader.integer("max_output_tokens", low=1, high=MAX_TOKENS),
         max_concurrent=reader.integer("max_concurrent", low=1, high=4096),
     )
-    reader.end(("max_context", "max_output_tokens", "max_concurrent"))
+    reader.end(tuple(field.name for field in fields(ServingPolicy)))
     return serving
 
 
@@ -303,5 +299,5 @@ def _read_grant(reader: _Reader) -> GrantTerms:
     if terms.reboot != _REBOOT_AVAILABLE:
         hint = "this release knows one way to get a key after a reboot: a new grant by courier"
         _refuse("policy.grant.reboot", terms.reboot, _REBOOT_AVAILABLE, hint)
-    reader.end(("loads", "seconds", "reboot"))
+    reader.end(tuple(field.name for field in fields(GrantTerms)))
     return terms

@@ -22,7 +22,7 @@ MAX_SAFE_INTEGER = 2**63 - 1
 
 
 def _refuse(code: str, found: str, expected: str) -> NoReturn:
-    raise FormatError(code, found=found, expected=expected, hint="get the file again from who made it")
+    raise FormatError(code, found=found, expected=expected, hint="get the file again from who made it") from None
 
 
 def _no_float(text: str) -> NoReturn:
@@ -78,9 +78,7 @@ def loads(data: bytes, *, limit: int) -> dict[str, Any]:
     try:
         text = data.decode("utf-8", errors="strict")
     except UnicodeDecodeError as error:
-        raise FormatError(
-            "json.utf8", found=f"a bad byte at offset {error.start}", expected="UTF-8", hint="get the file again"
-        ) from None
+        _refuse("json.utf8", f"a bad byte at offset {error.start}", "UTF-8")
     _check_depth(text)
     try:
         value = json.loads(
@@ -91,12 +89,7 @@ def loads(data: bytes, *, limit: int) -> dict[str, Any]:
             parse_constant=_no_float,
         )
     except json.JSONDecodeError as error:
-        raise FormatError(
-            "json.syntax",
-            found=f"{error.msg.lower().removesuffix(' at')} at offset {error.pos}",
-            expected="JSON",
-            hint="get the file again",
-        ) from None
+        _refuse("json.syntax", f"{error.msg.lower().removesuffix(' at')} at offset {error.pos}", "JSON")
     if not isinstance(value, dict):
         _refuse("json.object", type(value).__name__, "an object")
     if "\\u" in text:

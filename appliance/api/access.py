@@ -24,14 +24,14 @@ from typing import Any
 from appliance.api.errors import key_refused
 from appliance.api.quiet import LOG
 from appliance.errors import ConfigError
-from attestation.errors import reason_of
+from attestation.clock import format_time, parse_time
+from attestation.errors import FormatError, reason_of
 
 MAX_KEYS = 1024
 _MAX_FILE = 1 << 20
 _PREFIX = "lethe-"
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _HEX = re.compile(r"[0-9a-f]+")
-_TIME = "%Y-%m-%dT%H:%M:%SZ"
 _SALT_BYTES = 16
 _MAX_KEY = 128
 
@@ -56,7 +56,7 @@ class ClientKey:
 
     def expired(self, at: datetime) -> bool:
         """Say whether the key is past its end."""
-        return bool(self.expires) and at >= _read_time(self.expires)
+        return bool(self.expires) and at >= parse_time(self.expires)
 
     def as_payload(self) -> dict[str, str]:
         """Give label and dates for ``--json``."""
@@ -129,7 +129,7 @@ def list_keys(path: Path) -> tuple[ClientKey, ...]:
         raise _refused("read", found=reason_of(error), expected="a readable keys file") from None
     try:
         keys = tuple(_entry(item) for item in _items(raw))
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    except (FormatError, ValueError, TypeError, AttributeError, RecursionError):
         raise _refused("format", found="another content", expected="a keys file of version 1") from None
     if len(keys) > MAX_KEYS or len({key.label for key in keys}) != len(keys):
         raise _refused("format", found="too many keys or a label twice", expected=f"up to {MAX_KEYS} labels, each once")
@@ -233,7 +233,7 @@ def _entry(item: Any) -> ClientKey:
     if not _LABEL.fullmatch(key.label) or sizes != (2 * _SALT_BYTES, 64) or not _HEX.fullmatch(key.salt + key.digest):
         raise ValueError
     for time in filter(None, (key.created, key.expires)):
-        _read_time(time)
+        parse_time(time)
     return key
 
 
@@ -241,12 +241,8 @@ def _digest(salt: str, key: bytes) -> str:
     return sha256(bytes.fromhex(salt) + key).hexdigest()
 
 
-def _read_time(text: str) -> datetime:
-    return datetime.strptime(text, _TIME).replace(tzinfo=UTC)
-
-
 def _write_time(at: datetime) -> str:
-    return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC).strftime(_TIME)
+    return format_time(at if at.tzinfo else at.replace(tzinfo=UTC))
 
 
 def _refused(code: str, *, found: str, expected: str) -> ConfigError:

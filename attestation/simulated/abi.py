@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Literal, NoReturn, TypeVar
+from typing import Any, Final, Literal, NoReturn, Protocol, TypeVar
 
 from attestation import strictjson
 from attestation.binding import DEVICE_NONCE_BYTES, REPORT_DATA_BYTES
 from attestation.clock import format_time
 from attestation.errors import EvidenceNotGenuine, FormatError
+from attestation.rule import MAX_INTEGER
 from attestation.signature import PublicKeys
 from attestation.simulated.rules import CC_MODES, DIGEST_BYTES, IDENTITY_BYTES
 from attestation.strictjson import Fields, b64
@@ -38,7 +39,12 @@ REPORT_KINDS: Final[dict[Role, str]] = {"cpu": "simulated-cpu-report", "device":
 
 _HINT: Final = "collect the evidence again with lethe request"
 
-_Read = TypeVar("_Read")
+
+class _Written(Protocol):
+    def as_payload(self) -> Mapping[str, Any]: ...
+
+
+_Read = TypeVar("_Read", bound=_Written)
 
 
 def refuse(found: str, expected: str) -> NoReturn:
@@ -93,17 +99,15 @@ def read_body(data: bytes, role: Role) -> Body:
     return Body(data[_HEAD.size : first], data[first:second], data[second:])
 
 
-def _only_own_family(read: Callable[[], _Read], what: str) -> _Read:
+def _in_one_form(read: Callable[[], _Read], data: bytes, what: str) -> _Read:
     try:
-        return read()
+        value = read()
     except FormatError as error:
         refuse(f"a {what} with {error.found}", error.expected)
-
-
-def _demand_one_form(payload: dict[str, Any], data: bytes, what: str) -> None:
     # One form, so that a digest over the bytes is a digest of the meaning.
-    if strictjson.dumps(payload) != data:
+    if strictjson.dumps(value.as_payload()) != data:
         refuse(f"a {what} in another form", "sorted members without spaces")
+    return value
 
 
 def write_root(keys: PublicKeys) -> bytes:
@@ -121,9 +125,7 @@ def read_root(data: bytes) -> PublicKeys:
     def read() -> PublicKeys:
         return PublicKeys.from_payload(strictjson.loads(data, limit=MAX_PART_BYTES), "root")
 
-    keys = _only_own_family(read, "root")
-    _demand_one_form(keys.as_payload(), data, "root")
-    return keys
+    return _in_one_form(read, data, "root")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,9 +177,7 @@ def read_certificate(data: bytes) -> Certificate:
         fields.end()
         return certificate
 
-    certificate = _only_own_family(read, "certificate")
-    _demand_one_form(certificate.as_payload(), data, "certificate")
-    return certificate
+    return _in_one_form(read, data, "certificate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,16 +223,14 @@ def read_cpu_report(data: bytes) -> CpuReport:
         report = CpuReport(
             chip_id=read_hex(fields, "chip_id", IDENTITY_BYTES),
             measurement=read_hex(fields, "measurement", DIGEST_BYTES),
-            tcb=fields.integer("tcb", high=2**53 - 1),
+            tcb=fields.integer("tcb", high=MAX_INTEGER),
             debug=fields.flag("debug"),
             report_data=fields.blob("report_data", size=REPORT_DATA_BYTES),
         )
         fields.end()
         return report
 
-    report = _only_own_family(read, "report")
-    _demand_one_form(report.as_payload(), data, "report")
-    return report
+    return _in_one_form(read, data, "report")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,9 +283,7 @@ def read_device_report(data: bytes) -> DeviceReport:
         fields.end()
         return report
 
-    report = _only_own_family(read, "report")
-    _demand_one_form(report.as_payload(), data, "report")
-    return report
+    return _in_one_form(read, data, "report")
 
 
 def _report_fields(data: bytes, role: Role) -> Fields:

@@ -20,6 +20,7 @@ from typing import Any, Final, NoReturn, TypeVar
 from attestation import dsse, strictjson
 from attestation.errors import EvidenceNotGenuine, FormatError, LetheError, reason_of
 from attestation.evidence import MAX_DEVICES
+from attestation.rule import MAX_INTEGER
 from attestation.signature import PrivateKeys
 from attestation.simulated import abi
 from attestation.simulated.rules import DIGEST_BYTES, IDENTITY_BYTES
@@ -254,7 +255,7 @@ def read_machine(data: bytes) -> Machine:
     _expect(fields, "simulated-machine")
     machine = Machine(
         chip_id=abi.read_hex(fields, "chip_id", IDENTITY_BYTES),
-        tcb=fields.integer("tcb", high=2**53 - 1),
+        tcb=fields.integer("tcb", high=MAX_INTEGER),
         debug=fields.flag("debug"),
         devices=tuple(
             _read_device(Fields(item, f"machine.devices[{ordinal}]"))
