@@ -74,11 +74,6 @@ class Journal:
                 )
             self._file.append(event, at=self._clock.now(), detail={"outcome": outcome} | detail)
 
-    @property
-    def head(self) -> bytes:
-        """SHA-384 of the last record, 48 bytes; zeros before the first."""
-        return self._file.head if self._file else bytes(48)
-
     def close(self) -> None:
         """Give up the lock on the file."""
         if self._file is not None:

@@ -51,7 +51,7 @@ from provisioning.grant import Grant
 from provisioning.ownerkey import OwnerSigner
 from provisioning.pack import pack
 from tests.sim import tinymodel
-from tests.sim.sealedmodel import POLICY
+from tests.sim.modelfiles import POLICY
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -82,7 +82,7 @@ class Subject:
         self.keys = work / "keys"
         self.keys.mkdir(mode=0o700, parents=True)
         begin = time.monotonic()
-        policy = AppraisalPolicy.from_toml(POLICY.replace("<root>", "ab" * 48))
+        policy = AppraisalPolicy.from_toml(POLICY)
         self.packed = pack(
             source, signer=self.signer, key_dir=self.keys, policy=policy, name="benchmark", out=work / "bundle"
         )

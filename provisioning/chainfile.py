@@ -274,11 +274,6 @@ class ChainFile:
         """All records, oldest first."""
         return tuple(self._chain.records)
 
-    @property
-    def head(self) -> bytes:
-        """SHA-384 of the last line, 48 bytes; a note of it kept elsewhere shows later changes."""
-        return bytes.fromhex(self._chain.head)
-
     def append(self, event: str, *, at: datetime, detail: Mapping[str, Any]) -> Record:
         """Add a record. It is on disk when this returns.
 

@@ -188,11 +188,6 @@ class SignedGrant(Proof):
         return cls(MINT, statement=statement, sealed=sealed, owner=owner, digest=hashlib.sha384(payload).digest())
 
     @property
-    def terms(self) -> GrantTerms:
-        """Loads, seconds, reboot."""
-        return self.statement.terms
-
-    @property
     def issued_at(self) -> datetime:
         """The owner's time."""
         return self.statement.issued_at

@@ -146,10 +146,6 @@ class TensorSpec:
         block = _block(self.dtype)
         return min(size, block * (-(-size // block) * tile // tiles))
 
-    def edges(self, tiles: int) -> tuple[int, ...]:
-        """Give all ``tiles + 1`` edges; see :meth:`edge`."""
-        return tuple(self.edge(tile, tiles) for tile in range(tiles + 1))
-
     def is_even(self, tiles: int) -> bool:
         """Say whether all tiles have one size; a common tensor has no tiles and is even."""
         if self.parallel is None:

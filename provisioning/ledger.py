@@ -56,7 +56,7 @@ def read_ledger(path: Path) -> tuple[Record, ...]:
 
 
 def head_of(entries: Sequence[Record]) -> bytes:
-    """Give SHA-384 of the last line, 48 bytes; zeros for an empty ledger."""
+    """Give SHA-384 of the last line, 48 bytes, zeros for an empty ledger: a note of it shows later changes."""
     return hashlib.sha384(entries[-1].as_line()).digest() if entries else bytes(DIGEST_BYTES)
 
 
@@ -64,25 +64,19 @@ class Ledger:
     """The ledger, open for appending and locked against every other program until it is closed.
 
     Events: ``ledger.begun``, ``ledger.recovered``, ``challenge.issued``, ``request.refused``, ``grant.given``.
+
+    Args:
+        path: the file; begun when it is not there.
+        owner: key id of its owner.
+        at: now.
+
+    Raises:
+        LedgerError: ``ledger.busy``, ``ledger.chain``, ``ledger.owner``, ``ledger.write`` or ``ledger.clock``.
     """
 
     def __init__(self, path: Path, *, owner: str, at: datetime) -> None:
         self._challenges: dict[str, IssuedChallenge] = {}
         self._file = ChainFile(path, _WORDS, owner=owner, at=at, note=self._note)
-
-    @classmethod
-    def open(cls, path: Path, *, owner: str, at: datetime) -> Ledger:
-        """Open a ledger, or begin one.
-
-        Args:
-            path: the file.
-            owner: key id of its owner.
-            at: now.
-
-        Raises:
-            LedgerError: ``ledger.busy``, ``ledger.chain``, ``ledger.owner``, ``ledger.write`` or ``ledger.clock``.
-        """
-        return cls(path, owner=owner, at=at)
 
     def _note(self, entry: Record) -> None:
         """Follow challenges; raises FormatError for an entry that no broker writes."""
@@ -108,11 +102,6 @@ class Ledger:
     def entries(self) -> tuple[Record, ...]:
         """All entries, oldest first."""
         return self._file.records
-
-    @property
-    def head(self) -> bytes:
-        """SHA-384 of the last line, 48 bytes; a note of it kept elsewhere shows later changes."""
-        return self._file.head
 
     def challenge(self, digest: bytes) -> IssuedChallenge | None:
         """Give what is known of a challenge, or None when this owner never issued it."""

@@ -16,7 +16,7 @@ from attestation import dsse, strictjson
 from attestation.binding import DIGEST_BYTES
 from attestation.clock import format_time
 from attestation.errors import FormatError, PolicyInvalid
-from attestation.policy import AppraisalPolicy, ServingPolicy
+from attestation.policy import AppraisalPolicy
 from attestation.proof import Proof
 from attestation.strictjson import Fields, b64
 from provisioning._seal import MINT
@@ -276,11 +276,6 @@ class SignedManifest(Proof):
     def policy(self) -> AppraisalPolicy:
         """The appraisal policy."""
         return self.manifest.policy
-
-    @property
-    def serving(self) -> ServingPolicy:
-        """Caps on serving."""
-        return self.manifest.policy.serving
 
     @property
     def geometry(self) -> Geometry:

@@ -275,8 +275,8 @@ class Sealing:
         self._queues: list[SimpleQueue[tuple[int, memoryview] | None]] = [SimpleQueue() for _ in range(workers)]
         self._threads = [threading.Thread(target=self._work, args=(queue,), daemon=True) for queue in self._queues]
         # Each sink may hold one buffer, and each worker needs one to work on.
-        self.buffers = max(_POOL_BYTES // geometry.segment_size, len(self.sinks) + 2 * workers)
-        for _ in range(self.buffers):
+        buffers = max(_POOL_BYTES // geometry.segment_size, len(self.sinks) + 2 * workers)
+        for _ in range(buffers):
             self._free.put(_buffer(geometry.segment_size + TAG_BYTES))
 
     def files_of(self, section: Section) -> list[tuple[int, DataFile]]:

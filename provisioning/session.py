@@ -181,10 +181,6 @@ class Session:
         self.drop_opening_key()
         self._record = None
 
-    def close(self) -> None:
-        """End the session: the same as :meth:`wipe`."""
-        self.wipe()
-
     def _wiped(self) -> NoReturn:
         _refuse(
             "session.wiped",

@@ -62,7 +62,7 @@ def _request(path: Path) -> request.KeyRequest:
 
 
 def _open_ledger(keys: Path, ledger_path: Path | None, owner: OwnerKey, at: datetime) -> Ledger:
-    return Ledger.open(ledger_path or keys / FILE_NAME, owner=owner.key_id, at=at)
+    return Ledger(ledger_path or keys / FILE_NAME, owner=owner.key_id, at=at)
 
 
 @click.command()

@@ -149,14 +149,12 @@ def test_cuts_by_the_names_of_checkpoints(name: str, shape: tuple[int, ...], exp
     assert parallel_dimension(name, shape) == expected
 
 
-@pytest.mark.parametrize("size", [128, 576, 1000, 1024, 4096, 4100])
+@pytest.mark.parametrize("size", [576, 1000, 1024, 4096, 4100])
 def test_block_scales_are_cut_as_their_matrix_is(size: int) -> None:
     matrix = TensorSpec.plan("m.down_proj.weight", "F8_E4M3", (256, size))
     scales = TensorSpec.plan("m.down_proj.weight_scale_inv", "F32", (2, -(-size // 128)))
-    if scales.parallel is None:
-        return
-    for edge, block in zip(matrix.edges(8), scales.edges(8), strict=True):
-        assert edge == min(size, block * 128)
+    for tile in range(9):
+        assert matrix.edge(tile, 8) == min(size, scales.edge(tile, 8) * 128)
 
 
 def test_edges_lie_at_whole_heads_when_ranks_divide_the_heads() -> None:

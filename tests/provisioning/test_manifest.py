@@ -69,7 +69,7 @@ def test_reads_back_what_was_signed(manifest: Manifest, lab_signer: OwnerSigner)
     assert signed.files == GEOMETRY.files
     assert signed.geometry == GEOMETRY
     assert signed.policy == manifest.policy
-    assert signed.serving.max_context == 256
+    assert signed.policy.serving.max_context == 256
     assert signed.table_sha384 == manifest.table_sha384
     assert signed.key_commitment == bytes(48)
 

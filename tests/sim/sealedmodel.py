@@ -21,37 +21,9 @@ from provisioning.ownerkey import OwnerKey, OwnerSigner
 from provisioning.pack import pack
 from provisioning.secret import SecretBytes
 from tests.sim import tinymodel
+from tests.sim.modelfiles import POLICY
 
 SEGMENT = 256 << 10
-
-POLICY = """
-version = 1
-name = "laboratory"
-epoch = 1
-accept = ["simulated"]
-challenge_seconds = 86400
-
-[simulated]
-root = { equals = "<root>" }
-chip_id = { unchecked = "no evidence is appraised here" }
-measurement = { unchecked = "no evidence is appraised here" }
-tcb = { at_least = 3 }
-debug = { equals = false }
-devices = { equals = 1 }
-device_model = { one_of = ["simulated-cpu-slot"] }
-device_measurement = { unchecked = "no evidence is appraised here" }
-cc_mode = { equals = "on" }
-
-[serving]
-max_context = 256
-max_output_tokens = 64
-max_concurrent = 4
-
-[grant]
-loads = 1
-seconds = 86400
-reboot = "courier"
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +98,7 @@ def seal(directory: Path, *, hidden: int = 384, layers: int = 4) -> Sealed:
         source,
         signer=signer,
         key_dir=keys,
-        policy=AppraisalPolicy.from_toml(POLICY.replace("<root>", "ab" * 48)),
+        policy=AppraisalPolicy.from_toml(POLICY),
         name="tiny",
         out=directory / "bundle",
         segment_size=SEGMENT,

@@ -109,10 +109,9 @@ def _local(layout: Layout, index: int, rank: int, world: int) -> tuple[int, ...]
     spec = layout.tensors[index]
     if spec.parallel is None:
         return spec.shape
-    edges = spec.edges(layout.tiles)
     share = layout.tiles // world
     shape = list(spec.shape)
-    shape[spec.parallel] = edges[(rank + 1) * share] - edges[rank * share]
+    shape[spec.parallel] = spec.edge((rank + 1) * share, layout.tiles) - spec.edge(rank * share, layout.tiles)
     return tuple(shape)
 
 

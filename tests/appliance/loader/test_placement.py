@@ -50,8 +50,7 @@ def stream_bytes(layout: Layout, number: int) -> torch.Tensor:
 def expected(spec: TensorSpec, layout: Layout, rank: int, world: int) -> torch.Tensor:
     if spec.parallel is None:
         return source(spec)
-    edges = spec.edges(layout.tiles)
-    start, stop = edges[rank * layout.tiles // world], edges[(rank + 1) * layout.tiles // world]
+    start, stop = (spec.edge(part * layout.tiles // world, layout.tiles) for part in (rank, rank + 1))
     return source(spec).narrow(spec.parallel, start, stop - start)
 
 

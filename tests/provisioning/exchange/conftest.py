@@ -98,7 +98,7 @@ class Exchange:
         return self.directory / "ledger.jsonl"
 
     def ledger(self) -> Ledger:
-        return Ledger.open(self.ledger_path, owner=self.signer.key_id, at=self.clock.now())
+        return Ledger(self.ledger_path, owner=self.signer.key_id, at=self.clock.now())
 
     def challenge(self) -> bytes:
         with self.ledger() as ledger:

@@ -217,7 +217,7 @@ signer = OwnerSigner.load(directory / "keys", SecretBytes.take(bytearray(b"corre
 manifest = SignedManifest.read((directory / "manifest").read_bytes(), [signer.owner])
 key = signer.bundle_key(directory / "keys", manifest.bundle_id)
 at = datetime(2026, 11, 30, 12, 0, 0, tzinfo=UTC)
-ledger = Ledger.open(directory / "ledger.jsonl", owner=signer.key_id, at=at)
+ledger = Ledger(directory / "ledger.jsonl", owner=signer.key_id, at=at)
 append = ledger.append
 def die(*arguments, **named):
     append(*arguments, **named)

@@ -42,7 +42,7 @@ def test_a_grant_states_what_it_answers(exchange: Any, session: Session) -> None
     assert statement.session_digest == session.digest
     assert (statement.manifest_digest, statement.bundle_id) == (exchange.manifest.digest, exchange.manifest.bundle_id)
     assert (statement.assurance, statement.epoch_floor) == ("lab", exchange.manifest.epoch)
-    assert read.terms == GrantTerms(loads=1, seconds=600, reboot="courier")
+    assert statement.terms == GrantTerms(loads=1, seconds=600, reboot="courier")
     assert read.issued_at == exchange.clock.now()
     assert len(read.sealed) == SEALED_KEY_BYTES
 

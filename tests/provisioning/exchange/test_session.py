@@ -221,8 +221,8 @@ def test_simulated_evidence_opens_no_production_bundle_whatever_was_missed_befor
     assert caught.value.code == "grant.assurance"
 
 
-def test_closing_a_session_wipes_it(session: Session) -> None:
-    session.close()
+def test_a_wiped_session_signs_no_record(session: Session) -> None:
+    session.wipe()
     with pytest.raises(ExchangeRefused) as caught:
         session.sign("wipe-record", b"{}")
     assert caught.value.code == "session.wiped"
