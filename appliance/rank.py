@@ -168,7 +168,7 @@ class Rank:
     def _load(self, order: Load) -> tuple[ResidentModel, Catalog]:
         if order.world != 1:
             raise ModelUnsupported(
-                "rank.world",
+                "engine.devices",
                 found=f"an order for {order.world} devices",
                 expected="one device",
                 hint="this engine runs on one device; see docs/limitations.md",

@@ -82,7 +82,8 @@ def grant(path: Path, file: Path, *, as_json: bool) -> None:
     type=click.IntRange(0, 3600),
     default=0,
     metavar="SECONDS",
-    help="Keep the wiped processes alive this long, so that an auditor can search their memory.",
+    help="Keep the wiped processes alive this long, so that an auditor can search their memory; a second zeroize ends "
+    "it. With --json a first object shows the wiped processes.",
 )
 @json_option
 @click.pass_obj

@@ -219,7 +219,7 @@ def test_reports_a_damaged_bundle_with_its_code_and_status(rank: ThreadRank, sea
         ({"manifest_digest": bytes(48)}, "bundle.changed", 7),
         ({"bundle": "/nonexistent"}, "bundle.directory", 7),
         ({"device": "tpu"}, "slot.name", 78),
-        ({"world": 2}, "rank.world", 8),
+        ({"world": 2}, "engine.devices", 8),
         ({"dtype": "int3"}, "rank.dtype", 8),
         ({"ring_bytes": 1000}, "ring.size", 78),
         ({"kv_cache_bytes": 1}, "engine.kv.small", 8),
