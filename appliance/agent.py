@@ -42,6 +42,8 @@ from provisioning.chainfile import Record
 from provisioning.grant import Grant
 
 _PROGRESS_SECONDS = 0.2
+_SLICE_SECONDS = 30.0
+_LEAVE_SECONDS = 10.0
 # Records after which nothing of a run was left in memory.
 _ENDS = ("agent.failed", "zeroize.done", "zeroize.incomplete", "journal.begun")
 
@@ -68,6 +70,9 @@ class Agent:
         self.drill: Drill | None = None
         self.deadline: float | None = None
         self._engine_socket: socket.socket | None = None
+        self._grant_in_hand: Grant | None = None
+        # Request and grant are one exchange, and each collects evidence beside the loop: one at a time.
+        self._exchange = asyncio.Lock()
         self._control = ControlServer(
             config.control_socket,
             operator_group=config.control.operator_group,
@@ -181,6 +186,8 @@ class Agent:
             self.drill.release.set()
         if self._ending is None:
             self.state = after(self.state, Event.ZEROIZE_ASKED)
+            if self._grant_in_hand is not None:
+                self._grant_in_hand.close()  # whatever is being started now gets no key any more
             self._ending = asyncio.get_running_loop().create_task(self._forget(reason, hold_seconds))
             self._ending.add_done_callback(self._leave)
         return self._ending
@@ -211,8 +218,14 @@ class Agent:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._after_task)
         return task
+
+    def _after_task(self, task: asyncio.Task[None]) -> None:
+        # A task that ended by an error no longer does what it was for, such as ending the service with the grant.
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None and self._ending is None:
+            self.zeroize("internal error")
 
     def _custody(self) -> Custody:
         if self.custody is None:
@@ -252,23 +265,40 @@ class Agent:
         yield {"event": "done", "status": snapshot(self)}
 
     async def _request(self, members: Mapping[str, Any], caller: Caller) -> Answers:
-        self._demand_state(State.HARDENED, State.REQUESTED)
-        custody = self._custody()
-        custody.refuse_weak_machine(self.facts)
-        envelope = await asyncio.to_thread(custody.answer, _envelope(members))
-        self.journal.record("request.created", uid=caller.uid, request=custody.request_digest.hex())
-        self._advance(Event.REQUEST_MADE)
-        yield {"event": "done", "envelope": b64(envelope)}
+        envelope = _envelope(members)
+        async with self._exchange:
+            self._demand_state(State.HARDENED, State.REQUESTED)
+            custody = self._custody()
+            custody.refuse_weak_machine(self.facts)
+            request = await asyncio.to_thread(custody.answer, envelope)
+            # A wipe may have begun while the evidence was collected.
+            self._demand_state(State.HARDENED, State.REQUESTED)
+            self.journal.record("request.created", uid=caller.uid, request=custody.request_digest.hex())
+            self._advance(Event.REQUEST_MADE)
+        yield {"event": "done", "envelope": b64(request)}
 
     async def _grant(self, members: Mapping[str, Any], caller: Caller) -> Answers:
+        envelope = _envelope(members)
+        async with self._exchange:
+            load = self._spawn(self._load(await self._open_grant(envelope, caller)))
+        while not load.done():
+            await asyncio.wait([load], timeout=_PROGRESS_SECONDS)
+            opened = sum(rank.progress.opened_bytes for rank in self.ranks)
+            total = sum(rank.progress.total_bytes for rank in self.ranks)
+            yield {"event": "progress", "opened_bytes": opened, "total_bytes": total}
+        await load
+        yield {"event": "done", "status": snapshot(self)}
+
+    async def _open_grant(self, envelope: bytes, caller: Caller) -> Grant:
         self._demand_state(State.REQUESTED)
         custody = self._custody()
-        envelope = _envelope(members)
         try:
             signed = custody.read_grant(envelope)
             self.journal.record("grant.imported", uid=caller.uid, grant=signed.digest.hex())
             self._advance(Event.GRANT_ARRIVED)
             self.result = await asyncio.to_thread(custody.appraise_here)
+            # A wipe may have begun while the evidence was collected: no key is opened after that.
+            self._demand_state(State.ANSWERED)
             self.journal.record("attest.passed", result=self.result.digest.hex(), assurance=self.result.assurance)
             self._advance(Event.EVIDENCE_APPRAISED)
             grant = custody.open(signed, self.result)
@@ -277,15 +307,9 @@ class Agent:
             if self.state is not State.REQUESTED:
                 self._advance(Event.GRANT_REFUSED)
             raise
+        self._grant_in_hand = grant
         self._advance(Event.GRANT_OPENED)
-        load = self._spawn(self._load(grant))
-        while not load.done():
-            await asyncio.wait([load], timeout=_PROGRESS_SECONDS)
-            opened = sum(rank.progress.opened_bytes for rank in self.ranks)
-            total = sum(rank.progress.total_bytes for rank in self.ranks)
-            yield {"event": "progress", "opened_bytes": opened, "total_bytes": total}
-        await load
-        yield {"event": "done", "status": snapshot(self)}
+        return grant
 
     async def _zeroize_command(self, members: Mapping[str, Any], caller: Caller) -> Answers:
         phrase = f"ZEROIZE {self.config.node.name}"
@@ -340,7 +364,7 @@ class Agent:
         await self.api.admit()
         self._advance(Event.MODEL_RESIDENT)
         self.deadline = deadline
-        self._spawn(self._expire(deadline - self.clock.monotonic()))
+        self._spawn(self._expire(deadline))
 
     async def _start_ranks(self, grant: Grant) -> None:
         custody = self._custody()
@@ -353,8 +377,13 @@ class Agent:
                     engine = socket.socketpair()[0]
                 child, key_pipe = await children.start_rank(index, engine)
                 key_pipes.append(key_pipe)
+                if self.state is not State.GRANTED:
+                    # A wipe began meanwhile and knows nothing of this process: it gets no order and no key.
+                    await child.dismiss(_LEAVE_SECONDS)
+                self._demand_state(State.GRANTED)
                 self.ranks.append(RankLink(child, device, self._on_fault))
                 await child.channel.send(load_order(self.config, custody, index))
+            self._demand_state(State.GRANTED)
             self.journal.record("key.released", ranks=len(slots))
             self._advance(Event.LOAD_STARTED)
             grant.hand_over(key_pipes)
@@ -362,11 +391,14 @@ class Agent:
             for pipe in key_pipes:
                 os.close(pipe)
 
-    async def _expire(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+    async def _expire(self, deadline: float) -> None:
+        while (left := deadline - self.clock.monotonic()) > 0:
+            # In slices: the loop's own clock stands still in suspend, the grant's does not.
+            await asyncio.sleep(min(left, _SLICE_SECONDS))
         if self.state is not State.SERVING or self.api is None:
             return
-        self.journal.record("grant.expired")
+        with suppress(JournalError):  # a journal that cannot be written is one more reason to stop
+            self.journal.record("grant.expired")
         self._advance(Event.GRANT_EXPIRED)
         await self.api.drain(self.config.api.request_seconds)
         self._advance(Event.DRAINED)

@@ -105,8 +105,7 @@ class ApiLink:
         with suppress(OSError):  # it is gone; the watch has said so
             await self.child.channel.send(message)
 
-    async def end(self) -> None:
-        """End the process; its prompts go with its memory."""
+    async def end(self) -> bool:
+        """End the process; its prompts go with its memory. Says whether it left by itself."""
         self._watch.cancel()
-        self.child.channel.close()
-        await self.child.end(_LEAVE_SECONDS)
+        return await self.child.dismiss(_LEAVE_SECONDS)

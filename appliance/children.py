@@ -35,6 +35,11 @@ class Child:
         """Say whether the process has not ended yet."""
         return self.process.returncode is None
 
+    async def dismiss(self, seconds: float) -> bool:
+        """Close its channel, which tells it to leave, then end it as :meth:`end` does."""
+        self.channel.close()
+        return await self.end(seconds)
+
     async def end(self, seconds: float) -> bool:
         """Wait for the process to leave by itself, then kill it.
 

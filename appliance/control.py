@@ -15,10 +15,10 @@ import pwd
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from appliance.errors import AgentUnreachable, NotPermitted
 from attestation import strictjson
@@ -28,6 +28,10 @@ from attestation.errors import FormatError, LetheError, reason_of
 MAX_ENVELOPE = 4 << 20
 MAX_LINE = 2 * MAX_ENVELOPE
 _LAST_ANSWER_SECONDS = 5
+# Who connects has this long to say what he wants, seconds; and this many who only look may be at it at once. Without
+# these, viewers who say nothing would hold every descriptor of the agent, and no operator could reach it to wipe.
+_COMMAND_SECONDS = 10.0
+_MAX_VIEWERS = 16
 _PEER = struct.Struct("3i")
 
 Role = Literal["operator", "viewer"]
@@ -93,6 +97,7 @@ class ControlServer:
         self._handler = handler
         self._server: asyncio.Server | None = None
         self._callers: set[asyncio.Task[Any]] = set()
+        self._viewers = 0
 
     async def start(self) -> None:
         """Make the socket and begin to listen."""
@@ -126,31 +131,65 @@ class ControlServer:
     async def _answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Answers:
         try:
             caller = self._identify(writer.get_extra_info("socket"))
-            line = await reader.readline()
-            members = strictjson.loads(line, limit=MAX_LINE)
-            command = members.pop("command", None)
-            if not isinstance(command, str):
-                raise FormatError(
-                    "control.command", found="no command", expected='{"command": "..."}', hint="use the lethe program"
-                )
-            async for answer in self._handler(command, members, caller):
-                yield answer
-        except (ValueError, asyncio.LimitOverrunError):
-            yield {
-                "event": "error",
-                "code": "control.line",
-                "found": "a line that is too long",
-                "expected": "JSON",
-                "hint": "use the lethe program",
-                "exit_status": 2,
-            }
+            with self._place(caller):
+                members = strictjson.loads(await _read_command(reader), limit=MAX_LINE)
+                command = members.pop("command", None)
+                if not isinstance(command, str):
+                    raise FormatError(
+                        "control.command",
+                        found="no command",
+                        expected='{"command": "..."}',
+                        hint="use the lethe program",
+                    )
+                async for answer in self._handler(command, members, caller):
+                    yield answer
         except LetheError as error:
             yield {"event": "error", "exit_status": error.exit_status} | error.as_payload()
+
+    @contextmanager
+    def _place(self, caller: Caller) -> Iterator[None]:
+        """Give a place; operators always have one.
+
+        Raises:
+            NotPermitted: ``control.busy`` when too many viewers are connected.
+        """
+        viewing = caller.role == "viewer"
+        if viewing and self._viewers >= _MAX_VIEWERS:
+            raise NotPermitted(
+                "control.busy",
+                found=f"{self._viewers} viewers connected",
+                expected=f"at most {_MAX_VIEWERS} at once",
+                hint="close other consoles, then try again",
+            )
+        self._viewers += viewing
+        try:
+            yield
+        finally:
+            self._viewers -= viewing
 
     def _identify(self, sock: socket.socket) -> Caller:
         pid, uid, gid = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
         role = role_of(uid, gid, operator_group=self._operator_group, viewer_group=self._viewer_group)
         return Caller(uid, pid, role)
+
+
+async def _read_command(reader: asyncio.StreamReader) -> bytes:
+    """Read the one line that a caller sends.
+
+    Raises:
+        FormatError: ``control.line`` when it is too long or does not come.
+    """
+    try:
+        async with asyncio.timeout(_COMMAND_SECONDS):
+            return await reader.readline()
+    except ValueError:  # what asyncio raises for a line above its limit
+        _refuse_line("a line that is too long", f"at most {MAX_LINE} bytes")
+    except TimeoutError:
+        _refuse_line("no command", f"one line within {_COMMAND_SECONDS:g} seconds")
+
+
+def _refuse_line(found: str, expected: str) -> NoReturn:
+    raise FormatError("control.line", found=found, expected=expected, hint="use the lethe program") from None
 
 
 class RemoteError(LetheError):

@@ -77,8 +77,8 @@ class Drill:
             Whether everything was shown to be zero and the record is written.
         """
         began = self._clock.monotonic()
-        await self._note("zeroize.begin", reason=self._reason)
         self._custody.session.drop_opening_key()
+        await self._note("zeroize.begin", reason=self._reason)
         if self._api is not None:
             await self._api.close_admission()
         results = await asyncio.gather(*(self._wipe(rank) for rank in self._ranks))
@@ -103,12 +103,11 @@ class Drill:
 
     async def _end_processes(self) -> bool:
         """End all children; says whether none had to be killed."""
-        if self._api is not None:
-            await self._api.end()
+        left = await self._api.end() if self._api is not None else True
         for rank in self._ranks:
             with suppress(OSError):
                 await rank.child.channel.send(Exit())
-        return all(await asyncio.gather(*(rank.end(_LEAVE_SECONDS) for rank in self._ranks)))
+        return all(await asyncio.gather(*(rank.end(_LEAVE_SECONDS) for rank in self._ranks))) and left
 
     async def _record(self, devices: tuple[DeviceWipe, ...], *, milliseconds: int, complete: bool) -> bool:
         """Sign and write the record, print it to the journal; says whether both are on the disk."""

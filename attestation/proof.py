@@ -15,6 +15,21 @@ class Proof:
 
     __slots__ = ()
 
+    def __init_subclass__(cls, **members: Any) -> None:
+        # A subclass with a constructor of its own would be a proof to every isinstance and signature there is.
+        if Proof not in cls.__bases__:
+            raise TypeError(f"{cls.__name__} would be a proof without its check: proofs have no subclasses")
+        super().__init_subclass__(**members)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # What was checked stays what it was: only private state, such as a key that gets wiped, may change.
+        if not name.startswith("_") and hasattr(self, name):
+            raise AttributeError(f"{type(self).__name__} is a proof: {name} cannot be changed")
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__} is a proof: {name} cannot be taken away")
+
     @classmethod
     def _demand(cls, given: object, mint: object) -> None:
         """Raise TypeError unless ``given`` is the floor's own mint."""

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,8 +199,8 @@ def _refuse(
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        # By counting once: to look each name up in the whole list would take days for a large index.
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
         _refuse("source.duplicate", f"{json.dumps(twice[:80])} twice in {INDEX_NAME}", "each name once")
     return members
 

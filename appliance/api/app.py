@@ -7,6 +7,7 @@ Every request passes the door: it gets an id, every response carries it and the 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
@@ -18,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from appliance.api.access import AccessList
 from appliance.api.dialects import Chat, Completion
-from appliance.api.errors import ApiRefused, internal, no_model, no_route
+from appliance.api.errors import ApiRefused, internal, no_model, no_route, two_lengths
 from appliance.api.inference import Inference, Service
 from appliance.api.servedmodel import ServedModel
 
@@ -46,12 +47,23 @@ class FrontDoor:
             await send(message)
 
         app: ASGIApp = self._app
-        if scope["path"] != _OPEN_PATH:
-            try:
+        try:
+            _require_one_length(scope["headers"])
+            if scope["path"] != _OPEN_PATH:
                 self._access.check(scope["headers"])
-            except ApiRefused as refused:
-                app = _answer(refused)
+        except ApiRefused as refused:
+            app = _answer(refused)
         await app(scope, receive, send_marked)
+
+
+def _require_one_length(headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Refuse a body whose length is said in two ways (RFC 9112, section 6.3).
+
+    A proxy in front may take the other way, and then bytes of one client's body are a request of the next client's.
+    """
+    names = {name for name, _ in headers}
+    if {b"content-length", b"transfer-encoding"} <= names:
+        raise two_lengths()
 
 
 def response_marks(banner: str) -> dict[str, str]:

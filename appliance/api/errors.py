@@ -112,6 +112,17 @@ def body_too_large(limit: int) -> ApiRefused:
     return ApiRefused(413, "request_too_large", found="a larger body", expected=f"at most {limit} bytes")
 
 
+def two_lengths() -> ApiRefused:
+    """A body with both a length and a transfer coding: where it ends would be a matter of opinion."""
+    return ApiRefused(
+        400,
+        "invalid_http",
+        found="content-length and transfer-encoding",
+        expected="one of them",
+        headers={"connection": "close"},
+    )
+
+
 def encoding_refused() -> ApiRefused:
     """A compressed body: its real size would be unknown until it is unpacked."""
     return ApiRefused(415, "unsupported_encoding", found="a content-encoding", expected="a plain body")

@@ -41,18 +41,20 @@ class BoundedProtocol(H11Protocol):
         super().__init__(*args, **kwargs)
         self._limit: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
+        # When it began to wait for a request; None while one is answered.
+        self.idle_since: float | None = self.loop.time()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
-        """Take a new connection, or drop it when there are too many."""
+        """Take a new connection; when there are too many, drop the one that has been idle for longest."""
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
-            transport.abort()
-            return
         self._limit_reading()
+        if len(self.connections) > MAX_CONNECTIONS:
+            self._make_room()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; the time limit runs from the first byte of a request to its last."""
         super().data_received(data)
+        self._note_idle()
         self._limit_reading()
         self._forget_unread()
 
@@ -65,6 +67,7 @@ class BoundedProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         """Go on to the next request of the connection."""
         super().on_response_complete()
+        self._note_idle()
         self._forget_unread()
 
     def pause_writing(self) -> None:
@@ -94,6 +97,17 @@ class BoundedProtocol(H11Protocol):
             for event in (start, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+    def _note_idle(self) -> None:
+        cycle: RequestResponseCycle | None = self.cycle
+        busy = cycle is not None and not cycle.response_complete
+        self.idle_since = None if busy else self.idle_since or self.loop.time()
+
+    def _make_room(self) -> None:
+        # Not the newest: else whoever holds many connections and says nothing would keep out everyone else.
+        idle = [one for one in self.connections if isinstance(one, BoundedProtocol) and one.idle_since is not None]
+        longest = min(idle, key=lambda one: one.idle_since or 0.0, default=self)
+        longest.transport.abort()
 
     def _limit_reading(self) -> None:
         receiving = self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
