@@ -124,7 +124,9 @@ class Agent:
             self.journal.record("agent.recovered", outcome="failed", last=last.event, last_seq=last.seq)
 
     async def _start(self) -> None:
-        self.config.node.runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if not self.config.node.runtime_dir.is_dir():
+            self.config.node.runtime_dir.mkdir(parents=True)
+            self.config.node.runtime_dir.chmod(0o755)  # the umask would keep operators and viewers from the socket
         self.custody = Custody(self.config, self.clock)
         self.journal.record(
             "agent.started",

@@ -249,6 +249,9 @@ class OwnerSigner:
         Raises:
             KeyRefused: ``owner.purpose`` when a production key is asked to sign for simulated evidence.
         """
+        if kind == KIND:
+            # Else the key could certify itself once more, with another purpose.
+            raise ValueError("an owner key certifies itself once, when it is saved")
         if policy is None and kind in _BINDING_KINDS:
             raise ValueError(f"a {kind} is bound to a policy")
         if policy is not None:
