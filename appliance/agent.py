@@ -22,14 +22,14 @@ from typing import Any
 from appliance import children
 from appliance.apilink import ApiLink
 from appliance.config import Config
-from appliance.control import MAX_ENVELOPE, Answers, Caller, ControlServer
+from appliance.control import Answers, Caller, ControlServer, read_envelope
 from appliance.custody import Custody
 from appliance.drill import Drill
 from appliance.errors import JournalError, NotPermitted, StateRefused, ZeroizeIncomplete
 from appliance.hardening import Fact, examine_machine
 from appliance.journal import Journal
 from appliance.lifecycle import Event, State, after
-from appliance.notify import notify
+from appliance.notify import keep_watchdog, notify
 from appliance.orders import api_settings, load_order
 from appliance.protocol import Resident
 from appliance.ranklink import RankLink
@@ -37,13 +37,12 @@ from appliance.status import snapshot
 from attestation.clock import SystemClock
 from attestation.errors import FormatError, LetheError
 from attestation.result import AttestationResult
-from attestation.strictjson import b64, decode_b64
+from attestation.strictjson import b64
 from provisioning.chainfile import Record
 from provisioning.grant import Grant
 
 _PROGRESS_SECONDS = 0.2
 _SLICE_SECONDS = 30.0
-_LEAVE_SECONDS = 10.0
 # Records after which nothing of a run was left in memory.
 _ENDS = ("agent.failed", "zeroize.done", "zeroize.incomplete", "journal.begun")
 
@@ -107,13 +106,14 @@ class Agent:
         except BaseException as error:
             if self.api is not None:
                 await self.api.end()
-            self.journal.record("agent.failed", outcome="failed", error=_code_of(error))
+            code = error.code if isinstance(error, LetheError) else type(error).__name__
+            self.journal.record("agent.failed", outcome="failed", error=code)
             raise
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.zeroize, f"signal {signal.Signals(number).name}")
         notify(READY="1", STATUS=f"{self.state.value}: waiting for a challenge")
-        self._spawn(self._keep_watchdog())
+        self._spawn(keep_watchdog())
         status = await self._exit_status
         await self._control.stop()
         return status
@@ -155,12 +155,6 @@ class Agent:
     def certificate_path(self) -> Path:
         """Where clients of this machine find the API's public certificate."""
         return self.config.node.runtime_dir / "api-cert.pem"
-
-    async def _keep_watchdog(self) -> None:
-        microseconds = int(os.environ.get("WATCHDOG_USEC", "0"))
-        while microseconds:
-            notify(WATCHDOG="1")
-            await asyncio.sleep(microseconds / 3e6)
 
     # --- lifecycle -------------------------------------------------------------------------------------------------
 
@@ -267,20 +261,19 @@ class Agent:
         yield {"event": "done", "status": snapshot(self)}
 
     async def _request(self, members: Mapping[str, Any], caller: Caller) -> Answers:
-        envelope = _envelope(members)
+        envelope = read_envelope(members)
         async with self._exchange:
             self._demand_state(State.HARDENED, State.REQUESTED)
             custody = self._custody()
             custody.refuse_weak_machine(self.facts)
             request = await asyncio.to_thread(custody.answer, envelope)
-            # A wipe may have begun while the evidence was collected.
             self._demand_state(State.HARDENED, State.REQUESTED)
             self.journal.record("request.created", uid=caller.uid, request=custody.request_digest.hex())
             self._advance(Event.REQUEST_MADE)
         yield {"event": "done", "envelope": b64(request)}
 
     async def _grant(self, members: Mapping[str, Any], caller: Caller) -> Answers:
-        envelope = _envelope(members)
+        envelope = read_envelope(members)
         async with self._exchange:
             load = self._spawn(self._load(await self._open_grant(envelope, caller)))
         while not load.done():
@@ -381,7 +374,7 @@ class Agent:
                 key_pipes.append(key_pipe)
                 if self.state is not State.GRANTED:
                     # A wipe began meanwhile and knows nothing of this process: it gets no order and no key.
-                    await child.dismiss(_LEAVE_SECONDS)
+                    await child.dismiss()
                 self._demand_state(State.GRANTED)
                 self.ranks.append(RankLink(child, device, self._on_fault))
                 await child.channel.send(load_order(self.config, custody, index))
@@ -405,16 +398,3 @@ class Agent:
         await self.api.drain(self.config.api.request_seconds)
         self._advance(Event.DRAINED)
         self.zeroize("the grant has expired")
-
-
-def _envelope(members: Mapping[str, Any]) -> bytes:
-    text = members.get("envelope")
-    if not isinstance(text, str):
-        raise FormatError(
-            "control.envelope", found="no envelope", expected="base64 of the file", hint="use the lethe program"
-        )
-    return decode_b64(text, "envelope", limit=MAX_ENVELOPE)
-
-
-def _code_of(error: BaseException) -> str:
-    return error.code if isinstance(error, LetheError) else type(error).__name__

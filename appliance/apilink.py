@@ -108,4 +108,4 @@ class ApiLink:
     async def end(self) -> bool:
         """End the process; its prompts go with its memory. Says whether it left by itself."""
         self._watch.cancel()
-        return await self.child.dismiss(_LEAVE_SECONDS)
+        return await self.child.dismiss()

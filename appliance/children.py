@@ -35,7 +35,7 @@ class Child:
         """Say whether the process has not ended yet."""
         return self.process.returncode is None
 
-    async def dismiss(self, seconds: float) -> bool:
+    async def dismiss(self, seconds: float = 10.0) -> bool:
         """Close its channel, which tells it to leave, then end it as :meth:`end` does."""
         self.channel.close()
         return await self.end(seconds)

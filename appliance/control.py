@@ -23,6 +23,7 @@ from typing import Any, Literal, NoReturn
 from appliance.errors import AgentUnreachable, NotPermitted
 from attestation import strictjson
 from attestation.errors import FormatError, LetheError, reason_of
+from attestation.strictjson import decode_b64
 
 # The largest signed file that goes over the socket; as base64 it fits a line with room to spare.
 MAX_ENVELOPE = 4 << 20
@@ -190,6 +191,20 @@ async def _read_command(reader: asyncio.StreamReader) -> bytes:
 
 def _refuse_line(found: str, expected: str) -> NoReturn:
     raise FormatError("control.line", found=found, expected=expected, hint="use the lethe program") from None
+
+
+def read_envelope(members: Mapping[str, Any]) -> bytes:
+    """Take the signed file out of a command.
+
+    Raises:
+        FormatError: ``control.envelope`` or ``json.base64``.
+    """
+    text = members.get("envelope")
+    if not isinstance(text, str):
+        raise FormatError(
+            "control.envelope", found="no envelope", expected="base64 of the file", hint="use the lethe program"
+        )
+    return decode_b64(text, "envelope", limit=MAX_ENVELOPE)
 
 
 class RemoteError(LetheError):
