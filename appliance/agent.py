@@ -298,9 +298,9 @@ class Agent:
             self._advance(Event.EVIDENCE_APPRAISED)
             grant = custody.open(signed, self.result)
         except LetheError as error:
-            self.journal.record("grant.rejected", outcome="refused", uid=caller.uid, error=error.code)
             if self.state is not State.REQUESTED:
                 self._advance(Event.GRANT_REFUSED)
+            self.journal.record("grant.rejected", outcome="refused", uid=caller.uid, error=error.code)
             raise
         self._grant_in_hand = grant
         self._advance(Event.GRANT_OPENED)
