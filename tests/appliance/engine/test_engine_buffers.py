@@ -120,8 +120,9 @@ def test_nothing_of_the_weights_is_left_in_the_process(search: Search, threads: 
         assert search.count(process.pid) == 0
 
 
-def test_nothing_is_left_either_where_mkl_keeps_no_buffers(search: Search) -> None:
-    with child(2, MKL_DISABLE_FAST_MM="1") as process:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_nothing_is_left_either_where_mkl_keeps_no_buffers(search: Search, threads: int) -> None:
+    with child(threads, MKL_DISABLE_FAST_MM="1") as process:
         process.obey("serve")
         process.obey("zeroize")
         process.obey("wipe caches")
