@@ -16,7 +16,6 @@ import signal
 import socket
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from appliance import children
@@ -26,25 +25,23 @@ from appliance.control import Answers, Caller, ControlServer, read_envelope
 from appliance.custody import Custody
 from appliance.drill import Drill
 from appliance.errors import JournalError, NotPermitted, StateRefused, ZeroizeIncomplete
-from appliance.hardening import Fact, examine_machine
+from appliance.hardening import examine_machine
 from appliance.journal import Journal
 from appliance.lifecycle import Event, State, after
 from appliance.notify import keep_watchdog, notify
 from appliance.orders import api_settings, load_order
+from appliance.preflight import make_public_directory, require_places, write_public
 from appliance.protocol import Resident
-from appliance.ranklink import RankLink
-from appliance.status import snapshot
+from appliance.ranklink import RankLink, load_stopped
+from appliance.status import NEXT, snapshot
 from attestation.clock import SystemClock
 from attestation.errors import FormatError, LetheError
 from attestation.result import AttestationResult
 from attestation.strictjson import b64
-from provisioning.chainfile import Record
 from provisioning.grant import Grant
 
 _PROGRESS_SECONDS = 0.2
 _SLICE_SECONDS = 30.0
-# Records after which nothing of a run was left in memory.
-_ENDS = ("agent.failed", "zeroize.done", "zeroize.incomplete", "journal.begun")
 
 
 class Agent:
@@ -52,13 +49,17 @@ class Agent:
 
     Args:
         config: the node's configuration.
-        facts: what :func:`appliance.hardening.examine_machine` found.
+        tell: takes a line for people whenever the state changes.
+
+    Attributes:
+        fault: why it ended, once it has ended by anything but an order or the end of the grant.
     """
 
-    def __init__(self, config: Config, facts: tuple[Fact, ...] | None = None) -> None:
+    def __init__(self, config: Config, *, tell: Callable[[str], None] = lambda _: None) -> None:
         self.config = config
+        self._tell = tell
         self.clock = SystemClock()
-        self.facts = examine_machine() if facts is None else facts
+        self.facts = examine_machine()
         self.state = State.COLD
         self.journal = Journal(config.journal, node=config.node.name, clock=self.clock)
         self.custody: Custody | None = None
@@ -99,9 +100,8 @@ class Agent:
         Raises:
             LetheError: the agent could not start; nothing was loaded.
         """
-        before = self.journal.open()
+        self.journal.open()
         try:
-            self._note_lost_run(before)
             await self._start()
         except BaseException as error:
             if self.api is not None:
@@ -112,21 +112,15 @@ class Agent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.zeroize, f"signal {signal.Signals(number).name}")
-        notify(READY="1", STATUS=f"{self.state.value}: waiting for a challenge")
+        self._announce("waiting for a challenge", READY="1")
         self._spawn(keep_watchdog())
         status = await self._exit_status
         await self._control.stop()
         return status
 
-    def _note_lost_run(self, last: Record | None) -> None:
-        """Record that an earlier run ended without a wipe: its session is gone, and so is every grant for it."""
-        if last is not None and last.event not in _ENDS:
-            self.journal.record("agent.recovered", outcome="failed", last=last.event, last_seq=last.seq)
-
     async def _start(self) -> None:
-        if not self.config.node.runtime_dir.is_dir():
-            self.config.node.runtime_dir.mkdir(parents=True)
-            self.config.node.runtime_dir.chmod(0o755)  # the umask would keep operators and viewers from the socket
+        require_places(self.config)
+        make_public_directory(self.config.node.runtime_dir)
         self.custody = Custody(self.config, self.clock)
         self.journal.record(
             "agent.started",
@@ -148,19 +142,17 @@ class Agent:
         custody = self._custody()
         self.api = await ApiLink.start(child, api_settings(self.config, custody), self._on_fault)
         custody.tls_key_digest = self.api.listening.tls_key_sha384
-        self.certificate_path.write_bytes(self.api.listening.certificate)
-        self.certificate_path.chmod(0o644)  # public: every client of this machine pins it
-
-    @property
-    def certificate_path(self) -> Path:
-        """Where clients of this machine find the API's public certificate."""
-        return self.config.node.runtime_dir / "api-cert.pem"
+        write_public(self.config.certificate, self.api.listening.certificate)
 
     # --- lifecycle -------------------------------------------------------------------------------------------------
 
+    def _announce(self, text: str, **fields: str) -> None:
+        notify(STATUS=f"{self.state.value}: {text}", **fields)
+        self._tell(f"{self.state.value}: {text}")
+
     def _advance(self, event: Event) -> None:
         self.state = after(self.state, event)
-        notify(STATUS=f"{self.state.value}: {event.value}")
+        self._announce(event.value)
         if (
             self._ending is None
             and self.state is State.ZEROIZING
@@ -189,7 +181,7 @@ class Agent:
         return self._ending
 
     async def _forget(self, reason: str, hold_seconds: float) -> int:
-        notify(STOPPING="1", STATUS=f"{self.state.value}: {reason}")
+        self._announce(reason, STOPPING="1")
         self.drill = Drill(
             node=self.config.node.name,
             reason=reason,
@@ -200,10 +192,10 @@ class Agent:
             api=self.api,
             ranks=self.ranks,
         )
-        complete = await self.drill.run(hold_seconds=hold_seconds)
+        # What is wrong with the wipe outweighs what led to it.
+        self.fault = await self.drill.run(hold_seconds=hold_seconds) or self.fault
         self._advance(Event.WIPED)
-        if not complete:
-            return ZeroizeIncomplete.exit_status
+        self.deadline = None
         return self.fault.exit_status if self.fault else 0
 
     def _leave(self, ending: asyncio.Task[int]) -> None:
@@ -236,7 +228,7 @@ class Agent:
                 "agent.state",
                 found=self.state.value,
                 expected=" or ".join(state.value for state in states),
-                hint="lethe status shows what the agent waits for",
+                hint=NEXT.get(self.state, "wait: this state passes by itself"),
             )
 
     # --- commands --------------------------------------------------------------------------------------------------
@@ -282,6 +274,8 @@ class Agent:
             total = sum(rank.progress.total_bytes for rank in self.ranks)
             yield {"event": "progress", "opened_bytes": opened, "total_bytes": total}
         await load
+        if self.state is not State.SERVING:
+            raise load_stopped()
         yield {"event": "done", "status": snapshot(self)}
 
     async def _open_grant(self, envelope: bytes, caller: Caller) -> Grant:
@@ -326,7 +320,8 @@ class Agent:
             wiped.cancel()
             yield {"event": "progress", "status": snapshot(self)}
         exit_status = await asyncio.shield(ending)
-        yield {"event": "done", "exit_status": exit_status, "status": snapshot(self)}
+        error = self.fault.as_payload() if self.fault else {}
+        yield {"event": "done", "exit_status": exit_status, "error": error, "status": snapshot(self)}
 
     # --- load and serve --------------------------------------------------------------------------------------------
 

@@ -140,6 +140,11 @@ class Config:
         return self.node.runtime_dir / "control.sock"
 
     @property
+    def certificate(self) -> Path:
+        """Where clients of this machine find the API's public certificate."""
+        return self.node.runtime_dir / "api-cert.pem"
+
+    @property
     def journal(self) -> Path:
         """The node's own record."""
         return self.node.state_dir / "journal.jsonl"

@@ -14,13 +14,14 @@ import os
 import pwd
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from appliance.errors import AgentUnreachable, NotPermitted
+from appliance.errors import AgentUnreachable, ConfigError, NotPermitted
 from attestation import strictjson
 from attestation.errors import FormatError, LetheError, reason_of
 from attestation.strictjson import decode_b64
@@ -33,6 +34,7 @@ _LAST_ANSWER_SECONDS = 5
 # these, viewers who say nothing would hold every descriptor of the agent, and no operator could reach it to wipe.
 _COMMAND_SECONDS = 10.0
 _MAX_VIEWERS = 16
+_RETRY_SECONDS = 0.1
 _PEER = struct.Struct("3i")
 
 Role = Literal["operator", "viewer"]
@@ -101,11 +103,30 @@ class ControlServer:
         self._viewers = 0
 
     async def start(self) -> None:
-        """Make the socket and begin to listen."""
-        self._path.unlink(missing_ok=True)
-        self._server = await asyncio.start_unix_server(self._serve, path=self._path, limit=MAX_LINE)
-        # Everyone may knock; who is let in is decided by peer credentials, not by the file's mode.
-        self._path.chmod(0o666)
+        """Make the socket and begin to listen.
+
+        Raises:
+            ConfigError: ``control.taken`` when another agent answers there, ``control.socket`` when it cannot be made.
+        """
+        if _somebody_listens(self._path):
+            raise ConfigError(
+                "control.taken",
+                found=f"another agent that serves {self._path}",
+                expected="a runtime directory for each agent",
+                hint="stop the other agent, or change node.runtime_dir",
+            )
+        try:
+            self._path.unlink(missing_ok=True)
+            self._server = await asyncio.start_unix_server(self._serve, path=self._path, limit=MAX_LINE)
+            # Everyone may knock; who is let in is decided by peer credentials, not by the file's mode.
+            self._path.chmod(0o666)
+        except OSError as error:
+            raise ConfigError(
+                "control.socket",
+                found=f"{self._path}: {reason_of(error)}",
+                expected="a place for the control socket, at most 107 bytes of path",
+                hint="change node.runtime_dir",
+            ) from None
 
     async def stop(self) -> None:
         """Stop listening, remove the socket, and let running commands give their last answer."""
@@ -174,6 +195,16 @@ class ControlServer:
         return Caller(uid, pid, role)
 
 
+def _somebody_listens(path: Path) -> bool:
+    """Say whether somebody listens there; a left-over of a dead agent refuses."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
+        try:
+            sock.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
 async def _read_command(reader: asyncio.StreamReader) -> bytes:
     """Read the one line that a caller sends.
 
@@ -216,17 +247,24 @@ class RemoteError(LetheError):
         self.exit_status = int(payload.get("exit_status", 1))  # type: ignore[misc]  # per instance, as the agent said
 
 
-def ask(path: Path, command: str, members: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+def ask(
+    path: Path, command: str, members: Mapping[str, Any] | None = None, *, wait_seconds: float = 0.0
+) -> Iterator[dict[str, Any]]:
     """Send one command to the agent and give its answers as they come; the last one has ``"event": "done"``.
+
+    Args:
+        path: the control socket.
+        command: what to do.
+        members: more of the command.
+        wait_seconds: how long to wait for an agent that is just starting.
 
     Raises:
         AgentUnreachable: nobody listens, or the agent went away before it was done.
         RemoteError: the agent refused.
     """
     request = strictjson.dumps({"command": command} | dict(members or {})) + b"\n"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
+    with _connect(path, time.monotonic() + wait_seconds) as sock:
         try:
-            sock.connect(str(path))
             sock.sendall(request)
         except OSError as error:
             raise _unreachable(path, reason_of(error)) from None
@@ -239,6 +277,20 @@ def ask(path: Path, command: str, members: Mapping[str, Any] | None = None) -> I
                 if answer.get("event") == "done":
                     return
     raise _unreachable(path, "the agent left before it was done")
+
+
+def _connect(path: Path, deadline: float) -> socket.socket:
+    while True:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            sock.connect(str(path))
+        except OSError as error:
+            sock.close()
+            if time.monotonic() >= deadline:
+                raise _unreachable(path, reason_of(error)) from None
+            time.sleep(_RETRY_SECONDS)
+        else:
+            return sock
 
 
 def _read_line(lines: Any, path: Path) -> bytes:
@@ -254,5 +306,5 @@ def _unreachable(path: Path, found: str) -> AgentUnreachable:
         "agent.unreachable",
         found=f"{path}: {found}",
         expected="a running agent",
-        hint="start it with systemctl start lethe-agent, or see its journal for why it stopped",
+        hint="start it with lethe agent or systemctl start lethe-agent; its last messages say why it stopped",
     )

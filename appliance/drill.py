@@ -14,6 +14,7 @@ from pathlib import Path
 
 from appliance.apilink import ApiLink
 from appliance.custody import Custody
+from appliance.errors import Unrecorded, ZeroizeIncomplete
 from appliance.journal import Journal
 from appliance.protocol import Exit, Wiped, Zeroize
 from appliance.ranklink import RankLink
@@ -67,14 +68,14 @@ class Drill:
         self.release = asyncio.Event()
         self.record_path: Path | None = None
 
-    async def run(self, *, hold_seconds: float) -> bool:
+    async def run(self, *, hold_seconds: float) -> LetheError | None:
         """Do the drill.
 
         Args:
             hold_seconds: how long the wiped processes stay alive, so that an auditor can search their memory.
 
         Returns:
-            Whether everything was shown to be zero and the record is written.
+            None when everything was shown to be zero and the record is written; else what is wrong.
         """
         began = self._clock.monotonic()
         self._custody.session.drop_opening_key()
@@ -91,7 +92,9 @@ class Drill:
         complete = left and all(device.shown for device in devices)
         recorded = await self._record(devices, milliseconds=round(seconds * 1000), complete=complete)
         self._custody.session.wipe()
-        return complete and recorded
+        if not complete:
+            return _unshown(devices)
+        return None if recorded else _unrecorded(self._records)
 
     async def _wipe(self, rank: RankLink) -> Wiped | None:
         """Tell one rank to wipe; None when it did not answer in time or is gone."""
@@ -148,6 +151,25 @@ class Drill:
         except (TimeoutError, LetheError):
             return False
         return True
+
+
+def _unshown(devices: tuple[DeviceWipe, ...]) -> ZeroizeIncomplete:
+    unshown = ", ".join(device.device for device in devices if not device.shown)
+    return ZeroizeIncomplete(
+        "zeroize.unshown",
+        found=f"{unshown} not shown to be zero" if unshown else "a process that had to be killed",
+        expected="every device read back as zero, and every process gone by itself",
+        hint="power the machine off, and keep it off for some minutes",
+    )
+
+
+def _unrecorded(records: Path) -> Unrecorded:
+    return Unrecorded(
+        "zeroize.unrecorded",
+        found=f"a wipe that was shown, but not recorded in {records}",
+        expected="a signed record and a line in the journal",
+        hint="nothing is left in memory; free space or mend permissions before the next start",
+    )
 
 
 def _device_wipe(device: str, result: Wiped | None) -> DeviceWipe:

@@ -29,6 +29,12 @@ class ZeroizeIncomplete(LetheError):
     exit_status = 9
 
 
+class Unrecorded(LetheError):
+    """The wipe was shown, but its record could not be written."""
+
+    exit_status = 74
+
+
 class NotServing(LetheError):
     """The appliance is sealed or unprovisioned."""
 

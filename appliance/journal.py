@@ -23,6 +23,16 @@ WORDS: Final = Words(
     unwritten="free space or mend permissions; the appliance does nothing that it cannot record",
 )
 
+# Records after which nothing of a run is left in memory.
+_ENDS: Final = (
+    "agent.failed",
+    "journal.begun",
+    "journal.recovered",
+    "zeroize.done",
+    "zeroize.incomplete",
+    "zeroize.unrecorded",
+)
+
 
 class Journal:
     """The journal of one node.
@@ -44,6 +54,9 @@ class Journal:
     def open(self) -> Record | None:
         """Open or begin the journal, and give its last record from before.
 
+        When that is no end of a run, the run was lost without a wipe, and ``agent.recovered`` is recorded: its session
+        is gone, and so is every grant for it.
+
         Raises:
             JournalError: it cannot be written, or is not whole.
         """
@@ -54,7 +67,10 @@ class Journal:
         else:
             before = ()
         self._file = ChainFile(self._path, WORDS, owner=self._node, at=self._clock.now())
-        return before[-1] if before else None
+        last = before[-1] if before else None
+        if last is not None and last.event not in _ENDS:
+            self.record("agent.recovered", outcome="failed", last=last.event, last_seq=last.seq)
+        return last
 
     def record(self, event: str, *, outcome: str = "ok", **detail: Any) -> None:
         """Write one record; it is on the disk when this returns.

@@ -69,6 +69,7 @@ class RankLink:
             case Wiped():
                 if not self.wiped.done():
                     self.wiped.set_result(message)
+                _fail(self.resident, load_stopped())
             case RankFailed():
                 self._fault(RankError(message))
             case _:
@@ -94,16 +95,18 @@ class RankLink:
         """Wait for the process to leave, kill it if it does not, and stop following it."""
         left = await self.child.end(seconds)
         self._watch.cancel()
-        _fail(
-            self.resident,
-            DeviceFault(
-                "load.stopped",
-                found="a load that was stopped by a wipe",
-                expected="a load that runs to its end",
-                hint="start the agent again and ask for a new grant",
-            ),
-        )
+        _fail(self.resident, load_stopped())
         return left
+
+
+def load_stopped() -> DeviceFault:
+    """Give the refusal of a load that a wipe has ended."""
+    return DeviceFault(
+        "load.stopped",
+        found="a load that was stopped by a wipe",
+        expected="a load that runs to its end",
+        hint="start the agent again and ask for a new grant",
+    )
 
 
 def _fail(future: asyncio.Future[_Report], error: LetheError) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from appliance.ranklink import RankLink
 
 # What an operator can do next, by state.
-_NEXT = {
+NEXT = {
     State.COLD: "wait: the agent is starting",
     State.HARDENED: "lethe request --challenge FILE --out FILE, then carry the request to the owner",
     State.REQUESTED: "lethe grant FILE, when the owner's grant has come",
@@ -32,7 +32,7 @@ def snapshot(agent: Agent) -> dict[str, Any]:
     return {
         "node": agent.config.node.name,
         "state": agent.state.value,
-        "next": _NEXT.get(agent.state, "wait: this state passes by itself"),
+        "next": NEXT.get(agent.state, "wait: this state passes by itself"),
         "assurance": agent.result.assurance if agent.result else "none",
         "simulated": agent.custody is not None and agent.custody.manifest.policy.accepts_simulated,
         "bundle": _bundle(agent),
@@ -65,7 +65,7 @@ def _api(agent: Agent) -> dict[str, Any]:
     scheme = "https" if agent.config.api.tls else "http"
     return {
         "url": f"{scheme}://{agent.config.api.host}:{agent.api.listening.port}/v1",
-        "certificate": str(agent.certificate_path) if agent.config.api.tls else "",
+        "certificate": str(agent.config.certificate) if agent.config.api.tls else "",
         "tls_key_sha384": agent.api.listening.tls_key_sha384.hex(),
         "model": agent.config.api.model,
         "active": agent.api.stats.active,

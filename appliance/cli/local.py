@@ -12,9 +12,10 @@ from appliance import config
 from appliance.api import access
 from appliance.config import Config
 from appliance.hardening import harden_process, restart_clean
+from appliance.preflight import require_installation, require_places
 from attestation.clock import SystemClock
 from attestation.simulated import lab
-from provisioning.cli.report import emit, json_option, say
+from provisioning.cli.report import emit, json_option, say, show_error
 from provisioning.cli.verify import verify_and_show
 from provisioning.ownerkey import OwnerKey
 
@@ -23,12 +24,19 @@ from provisioning.ownerkey import OwnerKey
 @click.pass_obj
 def agent(path: Path) -> None:
     """Run the appliance in the foreground until it is zeroized."""
+    require_installation()
     restart_clean("appliance.cli")
     harden_process()
     from appliance.agent import Agent  # after the restart, and not for the other commands
 
     async def run() -> int:
-        return await Agent(config.load(path)).run()
+        agent = Agent(config.load(path), tell=say)
+        status = await agent.run()
+        if agent.fault is not None:
+            show_error(agent.fault, program="lethe", as_json=False)
+        if agent.drill is not None and agent.drill.record_path is not None:
+            say(f"wipe record: {agent.drill.record_path}")
+        return status
 
     raise click.exceptions.Exit(asyncio.run(run()))
 
@@ -39,6 +47,7 @@ def agent(path: Path) -> None:
 def check_config(path: Path, *, as_json: bool) -> None:
     """Read the configuration and say what is wrong with it."""
     read = config.load(path)
+    require_places(read)
     if as_json:
         emit({"config": str(path), "sha384": read.digest.hex(), "node": read.node.name})
     else:

@@ -10,13 +10,16 @@ from typing import Any
 import click
 
 from appliance import config
-from appliance.control import MAX_ENVELOPE, ask
+from appliance.control import MAX_ENVELOPE, RemoteError, ask
 from appliance.errors import NotServing
 from attestation.strictjson import b64, decode_b64
 from provisioning.cli.progress import Meter
-from provisioning.cli.report import emit, json_option, say
+from provisioning.cli.report import emit, json_option, say, show_error
 from provisioning.files import read_bounded, refuse_existing, write_new
 from provisioning.fingerprint import envelope_fingerprint
+
+# An agent that was started a moment ago takes this long to listen, on a slow machine.
+_START_SECONDS = 10.0
 
 
 @click.command()
@@ -45,7 +48,8 @@ def request(path: Path, challenge_path: Path, out: Path, *, as_json: bool) -> No
     """Answer the owner's challenge with a key request bound to this session."""
     refuse_existing(out)
     challenge = read_bounded(challenge_path, limit=MAX_ENVELOPE)
-    answer = _last(ask(config.load(path).control_socket, "request", {"envelope": b64(challenge)}))
+    members = {"envelope": b64(challenge)}
+    answer = _last(ask(config.load(path).control_socket, "request", members, wait_seconds=_START_SECONDS))
     envelope = decode_b64(answer["envelope"], "request", limit=MAX_ENVELOPE)
     write_new(out, envelope)
     fingerprint = envelope_fingerprint(envelope)
@@ -106,6 +110,8 @@ def zeroize(path: Path, confirm: str | None, hold: int, *, as_json: bool) -> Non
     else:
         for line in describe(answer["status"]):
             click.echo(line)
+    if answer["error"]:
+        show_error(RemoteError(answer["error"]), program="lethe", as_json=False)
     raise click.exceptions.Exit(answer["exit_status"])
 
 
@@ -136,7 +142,7 @@ def describe(status: dict[str, Any]) -> list[str]:
 
 def _describe_device(device: dict[str, Any]) -> list[str]:
     lines = []
-    if resident := device.get("resident"):
+    if (resident := device.get("resident")) and "wiped" not in device:
         milliseconds = max(resident["milliseconds"], 1)
         rate = resident["weight_bytes"] / milliseconds / 1e6
         lines.append(

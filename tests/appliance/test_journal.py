@@ -37,12 +37,12 @@ def test_records_are_on_disk_in_order_with_their_details(path: Path) -> None:
 
 def test_opening_again_continues_the_chain_and_shows_the_last_record(path: Path) -> None:
     journal = opened(path)
-    journal.record("agent.started")
+    journal.record("zeroize.done")
     journal.close()
     again = Journal(path, node="node-1", clock=SystemClock())
     last = again.open()
     assert last is not None
-    assert last.event == "agent.started"
+    assert last.event == "zeroize.done"
     again.record("agent.started")
     assert [record.seq for record in read_chain(path, WORDS)] == [0, 1, 2]
     again.close()
@@ -69,14 +69,14 @@ def test_refuses_a_journal_that_was_changed(path: Path, change: str) -> None:
 
 def test_cuts_a_torn_last_line_and_records_the_cut(path: Path) -> None:
     journal = opened(path)
-    journal.record("agent.started")
+    journal.record("zeroize.done")
     journal.close()
     with path.open("ab") as file:
         file.write(b'{"at":"2026')
     opened(path).close()
     assert [record.event for record in read_chain(path, WORDS)] == [
         "journal.begun",
-        "agent.started",
+        "zeroize.done",
         "journal.recovered",
     ]
 
@@ -127,3 +127,12 @@ def test_the_last_record_is_a_floor_under_a_clock_that_was_set_back(
     again.open()
     assert later.now() >= ahead
     again.close()
+
+
+def test_a_run_that_ended_without_a_wipe_is_recorded_as_lost(path: Path) -> None:
+    journal = opened(path)
+    journal.record("serve.started")
+    journal.close()
+    opened(path).close()
+    last = read_chain(path, WORDS)[-1]
+    assert (last.event, last.detail["last"]) == ("agent.recovered", "serve.started")

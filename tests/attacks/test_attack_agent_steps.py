@@ -68,7 +68,7 @@ def with_agent(tmp_path: Path, test: Callable[[Agent], Coroutine[Any, Any, None]
     (tmp_path / "lethe.toml").write_text(CONFIG)
 
     async def run() -> None:
-        agent = Agent(config.load(tmp_path / "lethe.toml"), facts=())
+        agent = Agent(config.load(tmp_path / "lethe.toml"))
         agent.journal.open()
         await asyncio.wait_for(test(agent), 20)
         agent.journal.close()
