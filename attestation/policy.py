@@ -175,7 +175,7 @@ class AppraisalPolicy:
                 ``policy.accept``, ``policy.platform.unavailable``, ``policy.platform.unknown``,
                 ``policy.platform.unused``, ``policy.rule.*`` or ``policy.grant.reboot``.
         """
-        reader = _Reader(members, "policy")
+        reader = _Reader(members, "policy", (*_TOP, *PLATFORMS, *RESERVED_PLATFORMS))
         version = reader.integer("version", low=0, high=1 << 16)
         if version != VERSION:
             _refuse("policy.version", str(version), str(VERSION), "write the policy for this release")
@@ -186,15 +186,19 @@ class AppraisalPolicy:
             accept=accept,
             challenge_seconds=reader.integer("challenge_seconds", low=1, high=MAX_SECONDS),
             platforms=tuple(_read_platform(reader, word) for word in accept),
-            serving=_read_serving(reader.table("serving")),
-            grant=_read_grant(reader.table("grant")),
+            serving=_read_serving(reader.table("serving", _names(ServingPolicy))),
+            grant=_read_grant(reader.table("grant", _names(GrantTerms))),
         )
+        reader.end()
         left = reader.left()
-        if left is not None and (left in PLATFORMS or left in RESERVED_PLATFORMS):
+        if left is not None:
             expected = f"rules for {', '.join(accept)} only"
             _refuse("policy.platform.unused", f"rules for {left}", expected, f"accept {left}, or remove its rules")
-        reader.end((*_TOP, *accept))
         return policy
+
+
+def _names(kind: type[ServingPolicy] | type[GrantTerms]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 def _refuse(code: str, found: str, expected: str, hint: str) -> NoReturn:
@@ -202,17 +206,30 @@ def _refuse(code: str, found: str, expected: str, hint: str) -> NoReturn:
 
 
 class _Reader:
-    """Typed, complete reading of one table; raises only PolicyInvalid."""
+    """Typed, complete reading of one table; raises only PolicyInvalid.
 
-    def __init__(self, members: Mapping[str, Any], where: str) -> None:
+    Args:
+        members: the table.
+        where: its name in messages.
+        known: all names that may stand in it.
+        unknown: the error code for any other.
+    """
+
+    def __init__(
+        self, members: Mapping[str, Any], where: str, known: tuple[str, ...], unknown: str = "policy.unknown"
+    ) -> None:
         self._left = dict(members)
         self._where = where
+        self._known = known
+        self._unknown = unknown
 
     def has(self, name: str) -> bool:
         return name in self._left
 
     def take(self, name: str, expected: str) -> Any:
         if name not in self._left:
+            # What is missing is most often there under a misspelt name, so that name is what to report.
+            self.end()
             _refuse("policy.missing", f"no {self._where}.{name}", expected, f"state {name}; nothing has a default")
         return self._left.pop(name)
 
@@ -228,11 +245,11 @@ class _Reader:
             self._wrong(name, value, f"1 to {MAX_NAME} printable characters")
         return value
 
-    def table(self, name: str) -> _Reader:
+    def table(self, name: str, known: tuple[str, ...], unknown: str = "policy.unknown") -> _Reader:
         value = self.take(name, f"a table [{name}]")
         if not isinstance(value, Mapping):
             self._wrong(name, value, f"a table [{name}]")
-        return _Reader(value, f"{self._where}.{name}")
+        return _Reader(value, f"{self._where}.{name}", known, unknown)
 
     def left(self) -> str | None:
         return min(self._left, default=None)
@@ -240,10 +257,11 @@ class _Reader:
     def _wrong(self, name: str, value: object, expected: str) -> NoReturn:
         _refuse("policy.value", f"{self._where}.{name} = {shown(value)}", expected, "correct the policy file")
 
-    def end(self, known: tuple[str, ...], code: str = "policy.unknown") -> None:
-        name = self.left()
+    def end(self) -> None:
+        """Refuse a name that is not known, whatever is still to be read."""
+        name = min(self._left.keys() - set(self._known), default=None)
         if name is not None:
-            _refuse(code, f"{self._where} with {name[:64]!a}", "known names only", nearest(name, known))
+            _refuse(self._unknown, f"{self._where} with {name[:64]!a}", "known names only", nearest(name, self._known))
 
 
 def _read_accept(reader: _Reader) -> tuple[str, ...]:
@@ -265,15 +283,16 @@ def _read_accept(reader: _Reader) -> tuple[str, ...]:
 
 def _read_platform(reader: _Reader, platform: str) -> PlatformRules:
     specs = PLATFORMS[platform]
-    stated = reader.table(platform)
+    stated = reader.table(platform, tuple(spec.name for spec in specs), "policy.rule.unknown")
     rules: list[tuple[str, Rule]] = []
     for spec in specs:
         where = f"{platform}.{spec.name}"
         if not stated.has(spec.name):
+            stated.end()
             hint = f"state {where}: {spec.meaning}"
             _refuse("policy.rule.missing", f"no {where}", "every rule of an accepted platform stated", hint)
         rules.append((spec.name, read_rule(spec, stated.take(spec.name, "a rule"), where)))
-    stated.end(tuple(spec.name for spec in specs), "policy.rule.unknown")
+    stated.end()
     return PlatformRules(platform, tuple(rules))
 
 
@@ -283,7 +302,7 @@ def _read_serving(reader: _Reader) -> ServingPolicy:
         max_output_tokens=reader.integer("max_output_tokens", low=1, high=MAX_TOKENS),
         max_concurrent=reader.integer("max_concurrent", low=1, high=4096),
     )
-    reader.end(tuple(field.name for field in fields(ServingPolicy)))
+    reader.end()
     return serving
 
 
@@ -299,5 +318,5 @@ def _read_grant(reader: _Reader) -> GrantTerms:
     if terms.reboot != _REBOOT_AVAILABLE:
         hint = "this release knows one way to get a key after a reboot: a new grant by courier"
         _refuse("policy.grant.reboot", terms.reboot, _REBOOT_AVAILABLE, hint)
-    reader.end(tuple(field.name for field in fields(GrantTerms)))
+    reader.end()
     return terms

@@ -224,6 +224,30 @@ def test_unknown_members_get_the_nearest_name(members: dict[str, Any], table: st
     assert (error.code, error.hint) == ("policy.unknown", hint)
 
 
+@pytest.mark.parametrize(
+    ("path", "misspelt", "code"),
+    [
+        ("epoch", "epock", "policy.unknown"),
+        ("version", "versoin", "policy.unknown"),
+        ("accept", "acept", "policy.unknown"),
+        ("grant", "grants", "policy.unknown"),
+        ("simulated", "simulatd", "policy.unknown"),
+        ("serving.max_context", "max_contxt", "policy.unknown"),
+        ("grant.loads", "load", "policy.unknown"),
+        ("simulated.chip_id", "chipid", "policy.rule.unknown"),
+    ],
+)
+def test_a_misspelt_name_is_reported_and_not_the_one_that_is_missing(
+    members: dict[str, Any], path: str, misspelt: str, code: str
+) -> None:
+    *tables, name = path.split(".")
+    table = members[tables[0]] if tables else members
+    table[misspelt] = table.pop(name)
+    error = refusal(members)
+    assert (error.code, error.hint) == (code, f"did you mean {name}")
+    assert misspelt in error.found
+
+
 def test_an_unknown_name_is_shown_without_control_characters(members: dict[str, Any]) -> None:
     members["\x1b[2J"] = 1
     assert refusal(members).found.isprintable()
