@@ -5,10 +5,13 @@ Only ciphertext, signed objects and the owner's encrypted key files pass through
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
+import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -77,34 +80,120 @@ def _exists(path: Path) -> OutputFailed:
     )
 
 
-def write_new(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Write a new file: complete and synced, or absent.
+class NewFile:
+    """A file that can be written, but is not there yet; made by :func:`reserve_file`."""
 
-    The bytes go to a sibling first; its link to the final name is the step that publishes it, and that step fails if
-    the name is taken.
+    __slots__ = ("_descriptor", "_part", "path")
+
+    def __init__(self, path: Path, part: Path, descriptor: int) -> None:
+        self.path = path
+        self._part = part
+        self._descriptor = descriptor
+
+    def publish(self, data: bytes) -> None:
+        """Write the content, sync it and give it its name; once.
+
+        Raises:
+            OutputFailed: ``output.exists`` when the name is taken, ``output.failed`` for every other reason.
+        """
+        with _writing(self.path):
+            with os.fdopen(os.dup(self._descriptor), "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            _publish(self._part, self.path)
+            sync_directory(self.path.parent)
+
+
+class NewDirectory:
+    """A directory of files that can be made, but is not there yet; made by :func:`reserve_directory`."""
+
+    __slots__ = ("_part", "path")
+
+    def __init__(self, path: Path, part: Path) -> None:
+        self.path = path
+        self._part = part
+
+    def publish(self, files: dict[str, bytes]) -> list[Path]:
+        """Write all files, then give the directory its name; once. Gives the files' paths.
+
+        Raises:
+            OutputFailed: ``output.exists`` when the name is taken, ``output.failed`` for every other reason.
+        """
+        for name, data in files.items():
+            write_new(self._part / name, data)
+        refuse_existing(self.path)
+        with _writing(self.path):
+            self._part.rename(self.path)
+            sync_directory(self.path.parent)
+        return [self.path / name for name in files]
+
+
+@contextlib.contextmanager
+def reserve_file(path: Path, *, mode: int = 0o644) -> Iterator[NewFile]:
+    """Prove that a new file can be written, before its content costs something that cannot be taken back.
+
+    The bytes will go to a sibling, which is made here; its link to the final name is the step that publishes it, and
+    that step fails if the name is taken. Without it nothing is left.
 
     Raises:
         OutputFailed: ``output.exists`` when the name is taken, ``output.failed`` for every other reason.
     """
-    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-    try:
+    refuse_existing(path)
+    part = _part_of(path)
+    with _writing(path):
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
-        try:
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(data)
-                stream.flush()
-                os.fsync(descriptor)
-            _publish(part, path)
-        finally:
+    try:
+        yield NewFile(path, part, descriptor)
+    finally:
+        os.close(descriptor)
+        with _writing(path):
             part.unlink(missing_ok=True)
-        sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def reserve_directory(path: Path) -> Iterator[NewDirectory]:
+    """Do for a directory of files what :func:`reserve_file` does for a file.
+
+    Raises:
+        OutputFailed: ``output.exists`` when the name is taken, ``output.failed`` for every other reason.
+    """
+    refuse_existing(path)
+    part = _part_of(path)
+    with _writing(path):
+        part.mkdir(mode=0o755)
+    try:
+        yield NewDirectory(path, part)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def write_new(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Write a new file: complete and synced, or absent.
+
+    Raises:
+        OutputFailed: ``output.exists`` when the name is taken, ``output.failed`` for every other reason.
+    """
+    with reserve_file(path, mode=mode) as place:
+        place.publish(data)
+
+
+def _part_of(path: Path) -> Path:
+    # A path such as .. or / has no name to make a sibling of.
+    return path.parent / f".{path.name}.{secrets.token_hex(8)}.part"
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
     except FileExistsError:
         raise _exists(path) from None
     except OSError as error:
         raise OutputFailed(
             "output.failed",
             found=f"{path}: {reason_of(error)}",
-            expected="room and permission to write",
+            expected="a directory that is there, with room and permission to write",
             hint="check the disk and the directory, then try again",
         ) from None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -10,14 +12,13 @@ import click
 
 from attestation import dsse
 from attestation.clock import SystemClock, format_time
-from attestation.errors import reason_of
 from attestation.result import SIMULATED_BANNER, AppraisalRefused, AttestationResult, render
 from provisioning import broker, challenge, request, wiperecord
 from provisioning.chainfile import Record
 from provisioning.cli.passphrase import passphrase_options, read_passphrase
 from provisioning.cli.report import emit, json_option, say
 from provisioning.errors import OutputFailed, WipeIncomplete
-from provisioning.files import read_bounded, refuse_existing, write_new
+from provisioning.files import NewFile, read_bounded, refuse_existing, reserve_directory, reserve_file
 from provisioning.fingerprint import envelope_fingerprint, fingerprint
 from provisioning.ledger import FILE_NAME, Ledger, head_of, read_ledger
 from provisioning.manifest import FILE_NAME as MANIFEST_FILE
@@ -123,12 +124,14 @@ def make_challenge(
     manifest = _manifest(bundle, owner)
     at = _now()
     with (
+        # Before the ledger: a challenge must not be recorded for a file that cannot be written.
+        _places(out, count) as write,
         read_passphrase(passphrase_file, passphrase_fd) as passphrase,
         OwnerSigner.load(keys, passphrase) as signer,
         _open_ledger(keys, ledger_path, owner, at) as ledger,
     ):
         issued = [challenge.issue(signer=signer, manifest=manifest, ledger=ledger, at=at) for _ in range(count)]
-    paths = _write_book(out, issued) if count > 1 else _write_one(out, issued[0])
+        paths = write(issued)
     marks = [envelope_fingerprint(envelope) for envelope in issued]
     if as_json:
         challenges = [{"path": str(path), "fingerprint": mark} for path, mark in zip(paths, marks, strict=True)]
@@ -146,25 +149,22 @@ def make_challenge(
     say(f"for bundle {manifest.name}, good for {manifest.policy.challenge_seconds} seconds and one grant each")
 
 
-def _write_one(out: Path, envelope: bytes) -> list[Path]:
-    write_new(out, envelope)
-    return [out]
+@contextlib.contextmanager
+def _places(out: Path, count: int) -> Iterator[Callable[[list[bytes]], list[Path]]]:
+    """Reserve the file or the book; gives what writes the envelopes there."""
+    if count == 1:
+        with reserve_file(out) as file:
+            yield lambda envelopes: _fill(file, envelopes[0])
+        return
+    with reserve_directory(out) as book:
+        yield lambda envelopes: book.publish(
+            {f"challenge-{number:04d}.dsse.json": envelope for number, envelope in enumerate(envelopes, 1)}
+        )
 
 
-def _write_book(out: Path, envelopes: list[bytes]) -> list[Path]:
-    try:
-        out.mkdir(mode=0o755)
-    except OSError as error:
-        raise OutputFailed(
-            "output.failed",
-            found=f"{out}: {reason_of(error)}",
-            expected="a new directory",
-            hint="check the path and its permissions",
-        ) from None
-    paths = [out / f"challenge-{number:04d}.dsse.json" for number in range(1, len(envelopes) + 1)]
-    for path, envelope in zip(paths, envelopes, strict=True):
-        write_new(path, envelope)
-    return paths
+def _fill(file: NewFile, envelope: bytes) -> list[Path]:
+    file.publish(envelope)
+    return [file.path]
 
 
 @click.command()
@@ -235,13 +235,14 @@ def grant(
     as_json: bool,
 ) -> None:
     """Judge REQUEST and, if it is acceptable, seal the bundle key to its session."""
-    # Looked at before anything else: a challenge must not be used up for a file that cannot be written.
     refuse_existing(out)
     asked = _request(request_path)
     owner = OwnerKey.load(keys)
     manifest = _manifest(bundle, owner)
     at = _now()
     with (
+        # Before the ledger: a challenge must not be used up for a file that cannot be written.
+        reserve_file(out) as place,
         read_passphrase(passphrase_file, passphrase_fd) as passphrase,
         OwnerSigner.load(keys, passphrase) as signer,
         signer.bundle_key(keys, manifest.bundle_id) as bundle_key,
@@ -262,7 +263,7 @@ def grant(
                 _show_trail(asked, refusal)
             raise
         try:
-            write_new(out, envelope)
+            place.publish(envelope)
         except OutputFailed:
             say("the ledger has this grant, so its challenge is used up: send a new challenge")
             raise

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
@@ -294,10 +295,37 @@ def test_an_existing_output_is_refused_before_the_challenge_is_used_up(
     assert owner.run(*owner.grant_words(asked, out))[0] == 0
 
 
+def test_a_grant_into_no_directory_leaves_the_challenge_open(owner: Owner, session: Session, out: Path) -> None:
+    asked = owner.asked(session)
+    before = owner.exchange.ledger_path.read_bytes()
+    assert owner.refusal(*owner.grant_words(asked, out / "in" / "no" / "directory")) == (74, "output.failed")
+    assert owner.exchange.ledger_path.read_bytes() == before
+    assert owner.run(*owner.grant_words(asked, out))[0] == 0
+
+
+@pytest.mark.parametrize("count", [1, 2], ids=["file", "book"])
+def test_a_challenge_into_no_directory_is_not_recorded(owner: Owner, out: Path, count: int) -> None:
+    words = owner.challenge_words(out / "in" / "no" / "directory")
+    assert owner.refusal(*words, "--count", count) == (74, "output.failed")
+    assert not owner.exchange.ledger_path.exists()
+
+
+def test_a_refused_grant_leaves_no_part_of_its_output(owner: Owner, session: Session, out: Path) -> None:
+    asked = owner.asked(session)
+    owner.exchange.clock.pass_seconds(3601)
+    before = sorted(out.parent.iterdir())
+    assert owner.refusal(*owner.grant_words(asked, out)) == (6, "challenge.stale")
+    assert sorted(out.parent.iterdir()) == before
+
+
 def test_a_grant_that_cannot_be_written_says_that_its_challenge_is_used_up(
-    owner: Owner, session: Session, out: Path
+    owner: Owner, session: Session, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    status, _, err = owner.run(*owner.grant_words(owner.asked(session), out / "in" / "no" / "directory"))
+    def fill_the_disk(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("provisioning.files._publish", fill_the_disk)
+    status, _, err = owner.run(*owner.grant_words(owner.asked(session), out))
     assert status == 74
     assert "used up" in err
 
@@ -516,11 +544,6 @@ def test_every_end_has_its_status(error: BaseException, status: int, monkeypatch
 def test_a_fault_in_the_program_is_not_hidden() -> None:
     with pytest.raises(ZeroDivisionError):
         run(_program(_raise(ZeroDivisionError())), "program", ["go"])
-
-
-def test_a_book_that_cannot_be_made_is_refused(owner: Owner, out: Path) -> None:
-    words = owner.challenge_words(out / "in" / "no" / "directory")
-    assert owner.refusal(*words, "--count", 2) == (74, "output.failed")
 
 
 def test_a_name_from_a_file_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
