@@ -16,7 +16,7 @@ import pytest
 from attestation.simulated import lab
 from provisioning import challenge, request
 from provisioning.cli import group
-from provisioning.cli.report import run
+from provisioning.cli.report import json_option, run
 from provisioning.ledger import read_ledger
 from provisioning.ownerkey import OwnerKey, OwnerSigner
 from provisioning.session import Session
@@ -541,9 +541,76 @@ def test_every_end_has_its_status(error: BaseException, status: int, monkeypatch
     assert caught.value.code == status
 
 
-def test_a_fault_in_the_program_is_not_hidden() -> None:
-    with pytest.raises(ZeroDivisionError):
-        run(_program(_raise(ZeroDivisionError())), "program", ["go"])
+def _end(error: BaseException, *words: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        run(click.Group("g", commands=[_json_command(error)]), "program", ["go", *words])
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+def _json_command(error: BaseException) -> click.Command:
+    def action(*, as_json: bool) -> None:
+        del as_json
+        raise error
+
+    return json_option(click.Command("go", callback=action))
+
+
+def test_a_fault_in_the_program_shows_its_type_and_no_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _end(ValueError("a secret"), "--json") == 1
+    out, err = capsys.readouterr()
+    assert "program: error: internal: found ValueError" in err
+    assert "report this with the command and version" in err
+    assert "a secret" not in out + err
+    assert json.loads(out)["error"]["code"] == "internal"
+
+
+def test_an_error_of_the_system_has_a_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _end(OSError(errno.EIO, "Input/output error", "place"), "--json") == 74
+    out, err = capsys.readouterr()
+    assert "program: error: output.failed: found place: input/output error" in err
+    members = json.loads(out)
+    assert (members["error"]["code"], members["exit_status"]) == ("output.failed", 74)
+
+
+def test_an_interrupt_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _end(KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err == "program: interrupted\n"
+
+
+@pytest.mark.parametrize("words", [["--version"], ["ledger"], ["ledger", "--json"]], ids=["result", "list", "refusal"])
+def test_a_full_standard_output_ends_with_74_and_no_traceback(owner: Owner, out: Path, words: list[str]) -> None:
+    owner.run(*owner.challenge_words(out))
+    if words[0] == "ledger":
+        path = out.with_name("nothing") if words[-1] == "--json" else owner.exchange.ledger_path
+        words = [*words, "--keys", str(owner.keys), "--ledger", str(path)]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "provisioning.cli", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 74
+    assert "lethe-owner: error: output.failed: found no space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [("ledger",), ("nothing",), ()], ids=["option", "command", "nothing"])
+def test_a_usage_error_has_the_line_of_every_error(owner: Owner, words: tuple[str, ...]) -> None:
+    status, _, err = owner.run(*words)
+    assert status == 2
+    assert "Usage: lethe-owner" in err
+    assert err.splitlines()[-2].startswith("lethe-owner: error: usage: ")
+    assert err.splitlines()[-1].startswith("lethe-owner: hint: ")
+
+
+def test_a_usage_error_is_one_json_object(owner: Owner) -> None:
+    status, members = owner.run_json("ledger")
+    assert (status, members["exit_status"], members["error"]["code"]) == (2, 2, "usage")
+    assert "--keys" in members["error"]["found"]
 
 
 def test_a_name_from_a_file_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
