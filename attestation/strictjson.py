@@ -75,6 +75,8 @@ def loads(data: bytes, *, limit: int) -> dict[str, Any]:
     """
     if len(data) > limit:
         _refuse("json.size", f"{len(data)} bytes", f"at most {limit} bytes")
+    if not data:
+        _refuse("json.syntax", "an empty file", "JSON")
     try:
         text = data.decode("utf-8", errors="strict")
     except UnicodeDecodeError as error:
@@ -224,7 +226,7 @@ def decode_b64(text: str, where: str, *, size: int | None = None, limit: int = 1
     except (binascii.Error, ValueError):
         data = None
     if data is None or b64(data) != text or (size is not None and len(data) != size):
-        _refuse("json.base64", where, f"base64 of {'exactly' if size is not None else 'at most'} {bound} bytes")
+        _refuse("json.base64", where, f"valid base64 of {'exactly' if size is not None else 'at most'} {bound} bytes")
     return data
 
 

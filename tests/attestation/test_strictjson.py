@@ -208,3 +208,12 @@ def test_header_of_another_kind_or_version_is_refused() -> None:
     header = strictjson.header("grant", epoch=7, issued_at="2026-11-30T00:00:00Z", version=2)
     assert code_of(lambda: strictjson.read_header(Fields(header, "x"), "manifest")) == "object.type"
     assert code_of(lambda: strictjson.read_header(Fields(header, "x"), "grant")) == "object.version"
+
+
+def test_a_refusal_of_nothing_and_of_bad_base64_says_so() -> None:
+    with pytest.raises(FormatError, match=r"json\.syntax") as empty:
+        strictjson.loads(b"", limit=8)
+    assert empty.value.found == "an empty file"
+    with pytest.raises(FormatError, match=r"json\.base64") as bad:
+        strictjson.decode_b64("?", "x", size=1)
+    assert bad.value.expected == "valid base64 of exactly 1 bytes"
