@@ -22,6 +22,7 @@ from typing import Final, NoReturn
 
 from attestation.errors import reason_of
 from provisioning.errors import BundleDamaged
+from provisioning.files import reading
 from provisioning.geometry import DataFile
 from provisioning.manifest import FILE_NAME, MAX_ENVELOPE_BYTES, SignedManifest
 from provisioning.ownerkey import OwnerKey
@@ -73,7 +74,8 @@ class Bundle:
             ) from None
         try:
             envelope = _read_whole(descriptor, FILE_NAME, limit=MAX_ENVELOPE_BYTES)
-            manifest = SignedManifest.read(envelope, owners)
+            with reading(directory / FILE_NAME):
+                manifest = SignedManifest.read(envelope, owners)
             table = cls._read_table(descriptor, manifest)
         except BaseException:
             os.close(descriptor)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from attestation.errors import reason_of
+from attestation.errors import FormatError, SignatureRefused, reason_of
 from provisioning.errors import InputFailed, OutputFailed
 
 
@@ -49,6 +49,19 @@ def read_bounded(path: Path, *, limit: int) -> bytes:
             hint="this is probably another kind of file; check the path",
         )
     return data
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Name the file in every refusal of its content that is raised inside.
+
+    The parsers see bytes and not files, and a command reads several.
+    """
+    try:
+        yield
+    except (FormatError, SignatureRefused) as error:
+        error.found = f"{error.found} in {path}"
+        raise
 
 
 def _input_failed(path: Path, error: OSError) -> NoReturn:

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 from attestation import strictjson
 from attestation.strictjson import Fields, b64
 from provisioning.errors import InputFailed, KeyRefused
-from provisioning.files import make_private_directory, read_bounded, write_new
+from provisioning.files import make_private_directory, read_bounded, reading, write_new
 from provisioning.secret import SecretBytes
 from provisioning.segment import BUNDLE_KEY_BYTES
 
@@ -187,8 +187,9 @@ def load_bundle_key(directory: Path, *, owner: str, wrapping_key: SecretBytes, b
     Raises:
         KeyRefused: ``owner.bundle.unknown`` when this owner never packed that bundle, ``owner.bundle.damaged``.
     """
+    path = _path(directory, bundle_id)
     try:
-        data = read_bounded(_path(directory, bundle_id), limit=_FILE_LIMIT)
+        data = read_bounded(path, limit=_FILE_LIMIT)
     except InputFailed as error:
         raise KeyRefused(
             "owner.bundle.unknown",
@@ -196,7 +197,8 @@ def load_bundle_key(directory: Path, *, owner: str, wrapping_key: SecretBytes, b
             expected=f"the key of bundle {bundle_id.hex()}",
             hint="use the key directory that the bundle was packed with",
         ) from None
-    members = strictjson.loads(data, limit=_FILE_LIMIT)
+    with reading(path):
+        members = strictjson.loads(data, limit=_FILE_LIMIT)
     expected = _members(owner, bundle_id)
     key: SecretBytes | None = None
     if {name: members.get(name) for name in expected} == expected:

@@ -20,7 +20,7 @@ from attestation.signature import Classical, PrivateKeys, PublicKeys
 from attestation.strictjson import Fields
 from provisioning import keystore
 from provisioning.errors import KeyRefused
-from provisioning.files import make_private_directory, read_bounded, refuse_existing, write_new
+from provisioning.files import make_private_directory, read_bounded, reading, refuse_existing, write_new
 from provisioning.keystore import KEY_ENCRYPTION_KEY_BYTES, STRONG, PassphraseCost
 from provisioning.secret import SecretBytes
 from provisioning.selfsigned import open_self_signed
@@ -121,7 +121,9 @@ class OwnerKey:
     @classmethod
     def read_file(cls, path: Path) -> OwnerKey:
         """Read a public key file; see :meth:`read`."""
-        return cls.read(read_bounded(path, limit=MAX_PUBLIC_FILE))
+        envelope = read_bounded(path, limit=MAX_PUBLIC_FILE)
+        with reading(path):
+            return cls.read(envelope)
 
     @classmethod
     def load(cls, directory: Path) -> OwnerKey:
@@ -222,9 +224,10 @@ class OwnerSigner:
             InputFailed, FormatError, SignatureRefused: a file is missing or damaged.
         """
         owner = OwnerKey.load(directory)
-        plaintext, members = keystore.open_with_passphrase(
-            read_bounded(directory / PRIVATE_FILE, limit=1 << 16), passphrase
-        )
+        private = directory / PRIVATE_FILE
+        sealed = read_bounded(private, limit=1 << 16)
+        with reading(private):
+            plaintext, members = keystore.open_with_passphrase(sealed, passphrase)
         with plaintext, plaintext.expose() as view:
             split = KEY_ENCRYPTION_KEY_BYTES + _SEED_BYTES
             wrapping_key = SecretBytes.take(view[:KEY_ENCRYPTION_KEY_BYTES])

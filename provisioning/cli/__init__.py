@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from provisioning.cli import bundle, exchange
+from provisioning.cli import bundle, exchange, wipe
 from provisioning.cli.report import run
 
 
@@ -14,7 +14,7 @@ def group() -> None:
     """Pack models, and answer key requests of appliances."""
 
 
-for command in (*bundle.COMMANDS, *exchange.COMMANDS):
+for command in (*bundle.COMMANDS, *exchange.COMMANDS, *wipe.COMMANDS):
     group.add_command(command)
 
 

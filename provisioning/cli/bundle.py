@@ -24,7 +24,7 @@ from provisioning.cli.progress import Meter
 from provisioning.cli.report import emit, json_option, say
 from provisioning.cli.verify import verify_and_show
 from provisioning.errors import ModelRefused
-from provisioning.files import read_bounded, refuse_existing
+from provisioning.files import read_bounded, reading, refuse_existing
 from provisioning.manifest import FILE_NAME, KIND, MAX_ENVELOPE_BYTES, MAX_PAYLOAD_BYTES, Manifest, SignedManifest
 from provisioning.ownerkey import OwnerKey, OwnerSigner
 from provisioning.pack import DEFAULT_TILES, PackReport
@@ -36,7 +36,7 @@ _TILES: Final = ("1", "2", "4", "8", "16", "32", "64")
 _bundle_argument = click.argument("bundle", type=click.Path(path_type=Path, file_okay=False))
 
 
-@click.command()
+@click.command(short_help="Seal a model directory into a bundle.")
 @click.argument("model_dir", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.option(
     "--keys",
@@ -180,7 +180,7 @@ def _refuse_opinion(shard: Shard, found: str) -> NoReturn:
     )
 
 
-@click.command()
+@click.command(short_help="Show what an outsider may see of a bundle.")
 @_bundle_argument
 @click.option(
     "--owner-key",
@@ -193,15 +193,14 @@ def _refuse_opinion(shard: Shard, found: str) -> NoReturn:
 @json_option
 def inspect(bundle: Path, owner_keys: tuple[Path, ...], *, as_json: bool) -> None:
     """Show what an outsider may see of BUNDLE."""
-    envelope = read_bounded(bundle / FILE_NAME, limit=MAX_ENVELOPE_BYTES)
-    payload = dsse.unverified_payload(envelope, KIND, limit=MAX_PAYLOAD_BYTES)
+    path = bundle / FILE_NAME
+    envelope = read_bounded(path, limit=MAX_ENVELOPE_BYTES)
+    owners = _read_owners(owner_keys)
+    with reading(path):
+        payload = dsse.unverified_payload(envelope, KIND, limit=MAX_PAYLOAD_BYTES)
+        manifest = SignedManifest.read(envelope, owners).manifest if owners else Manifest.parse(payload)
     digest = hashlib.sha384(payload).hexdigest()
-    if owner_keys:
-        manifest = SignedManifest.read(envelope, _read_owners(owner_keys)).manifest
-        signature = f"by {manifest.owner}"
-    else:
-        manifest = Manifest.parse(payload)
-        signature = "not checked"
+    signature = f"by {manifest.owner}" if owners else "not checked"
     if as_json:
         emit(_outside(manifest, digest, signature))
         return
@@ -253,7 +252,7 @@ def _show_manifest(manifest: Manifest, digest: str, signature: str) -> None:
         say("the signature was not checked: give --owner-key")
 
 
-@click.command()
+@click.command(short_help="Check every byte of a bundle, without a key.")
 @_bundle_argument
 @click.option(
     "--owner-key",

@@ -1,4 +1,4 @@
-"""Commands of the exchange: keygen, challenge, appraise, grant, ledger, check-wipe."""
+"""Commands of the exchange: keygen, challenge, appraise, grant, ledger."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from typing import Any
 
 import click
 
-from attestation import dsse
 from attestation.clock import SystemClock, format_time
+from attestation.errors import FormatError
 from attestation.result import SIMULATED_BANNER, AppraisalRefused, AttestationResult, render
-from provisioning import broker, challenge, request, wiperecord
+from attestation.strictjson import Fields
+from provisioning import broker, challenge, request
 from provisioning.chainfile import Record
 from provisioning.cli.passphrase import passphrase_options, read_passphrase
 from provisioning.cli.report import emit, json_option, say
-from provisioning.errors import OutputFailed, WipeIncomplete
-from provisioning.files import NewFile, read_bounded, refuse_existing, reserve_directory, reserve_file
+from provisioning.errors import OutputFailed
+from provisioning.files import NewFile, read_bounded, reading, refuse_existing, reserve_directory, reserve_file
 from provisioning.fingerprint import envelope_fingerprint, fingerprint
 from provisioning.ledger import FILE_NAME, Ledger, head_of, read_ledger
 from provisioning.manifest import FILE_NAME as MANIFEST_FILE
 from provisioning.manifest import MAX_ENVELOPE_BYTES, SignedManifest
-from provisioning.ownerkey import PUBLIC_FILE, OwnerKey, OwnerSigner, Purpose
+from provisioning.ownerkey import PUBLIC_FILE, OwnerKey, OwnerSigner, Purpose, read_name
 
 _MAX_BOOK = 1000
 
@@ -55,21 +56,34 @@ def _now() -> datetime:
 
 
 def _manifest(bundle: Path, owner: OwnerKey) -> SignedManifest:
-    return SignedManifest.read(read_bounded(bundle / MANIFEST_FILE, limit=MAX_ENVELOPE_BYTES), [owner])
+    path = bundle / MANIFEST_FILE
+    envelope = read_bounded(path, limit=MAX_ENVELOPE_BYTES)
+    with reading(path):
+        return SignedManifest.read(envelope, [owner])
 
 
-def _request(path: Path) -> request.KeyRequest:
-    return request.read(read_bounded(path, limit=request.ENVELOPE_LIMIT))
+def read_request(path: Path) -> request.KeyRequest:
+    """Read a key request file, and check that its session signed it."""
+    envelope = read_bounded(path, limit=request.ENVELOPE_LIMIT)
+    with reading(path):
+        return request.read(envelope)
+
+
+def _check_name(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
+    try:
+        return read_name(Fields({"name": name}, "owner"))
+    except FormatError:
+        raise click.BadParameter("give 1 to 64 printable characters") from None
 
 
 def _open_ledger(keys: Path, ledger_path: Path | None, owner: OwnerKey, at: datetime) -> Ledger:
     return Ledger(ledger_path or keys / FILE_NAME, owner=owner.key_id, at=at)
 
 
-@click.command()
+@click.command(short_help="Make an owner key.")
 @click.option("--purpose", type=click.Choice(["lab", "production"]), required=True, help="What the key may sign.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Directory to make.")
-@click.option("--name", default="owner", show_default=True, help="Name for people to read.")
+@click.option("--name", default="owner", show_default=True, callback=_check_name, help="Name for people to read.")
 @passphrase_options
 @json_option
 def keygen(
@@ -91,7 +105,7 @@ def keygen(
     say("back up the directory and the passphrase: without them no bundle packed with this key can be granted")
 
 
-@click.command(name="challenge")
+@click.command(name="challenge", short_help="Make a challenge for an appliance.")
 @click.argument("bundle", type=click.Path(path_type=Path, file_okay=False))
 @keys_option
 @click.option(
@@ -167,14 +181,14 @@ def _fill(file: NewFile, envelope: bytes) -> list[Path]:
     return [file.path]
 
 
-@click.command()
+@click.command(short_help="Judge the evidence in a request; grants nothing.")
 @click.argument("request_path", metavar="REQUEST", type=click.Path(path_type=Path, dir_okay=False))
 @keys_option
 @_bundle_option
 @json_option
 def appraise(request_path: Path, keys: Path, bundle: Path, *, as_json: bool) -> None:
     """Judge the evidence in REQUEST under the bundle's policy, rule by rule. Grants nothing, needs no passphrase."""
-    asked = _request(request_path)
+    asked = read_request(request_path)
     manifest = _manifest(bundle, OwnerKey.load(keys))
     try:
         result = broker.appraise_request(asked, manifest=manifest, at=_now())
@@ -183,13 +197,14 @@ def appraise(request_path: Path, keys: Path, bundle: Path, *, as_json: bool) -> 
             _show_trail(asked, refusal)
         raise
     if as_json:
-        emit({**_describe(asked), "result": result.as_payload(), "result_digest": result.digest.hex()})
+        emit({**describe(asked), "result": result.as_payload(), "result_digest": result.digest.hex()})
         return
     _show_trail(asked, result)
     say("this judges the evidence only; grant also checks the challenge against the ledger")
 
 
-def _describe(asked: request.KeyRequest) -> dict[str, Any]:
+def describe(asked: request.KeyRequest) -> dict[str, Any]:
+    """Give what a request says of itself, as JSON members."""
     return {
         "node": asked.node,
         "request": fingerprint(asked.digest),
@@ -208,7 +223,7 @@ def _show_trail(asked: request.KeyRequest, outcome: AttestationResult | Appraisa
         click.echo(line)
 
 
-@click.command()
+@click.command(short_help="Judge a request and seal the key to its session.")
 @click.argument("request_path", metavar="REQUEST", type=click.Path(path_type=Path, dir_okay=False))
 @keys_option
 @_bundle_option
@@ -236,7 +251,7 @@ def grant(
 ) -> None:
     """Judge REQUEST and, if it is acceptable, seal the bundle key to its session."""
     refuse_existing(out)
-    asked = _request(request_path)
+    asked = read_request(request_path)
     owner = OwnerKey.load(keys)
     manifest = _manifest(bundle, owner)
     at = _now()
@@ -272,7 +287,7 @@ def grant(
     if as_json:
         emit(
             {
-                **_describe(asked),
+                **describe(asked),
                 "grant": envelope_fingerprint(envelope),
                 "path": str(out),
                 "simulated": simulated,
@@ -290,7 +305,7 @@ def grant(
     say(f"it opens in that session only: {terms.loads} loads within {terms.seconds} seconds of the request")
 
 
-@click.command()
+@click.command(short_help="Check the ledger and show its entries.")
 @keys_option
 @_ledger_option
 @json_option
@@ -317,44 +332,4 @@ def _ledger_line(entry: Record) -> str:
     return f"{entry.seq:>5}  {format_time(entry.at)}  {entry.event:<17} {', '.join(words)}".rstrip()
 
 
-@click.command(name="check-wipe")
-@click.argument("record_path", metavar="RECORD", type=click.Path(path_type=Path, dir_okay=False))
-@click.option(
-    "--request",
-    "request_path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    required=True,
-    metavar="REQUEST",
-    help="The key request of the session that was wiped.",
-)
-@json_option
-def check_wipe(record_path: Path, request_path: Path, *, as_json: bool) -> None:
-    """Check that RECORD is the wipe record of the session that made REQUEST, and that it shows a whole wipe."""
-    asked = _request(request_path)
-    envelope = read_bounded(record_path, limit=dsse.envelope_limit(wiperecord.LIMIT))
-    record = wiperecord.read_and_verify(envelope, request=asked)
-    if not record.complete:
-        raise WipeIncomplete(
-            "wipe.incomplete",
-            found="a record of a wipe that could not be shown to be whole",
-            expected="zero bytes read back from every device",
-            hint="treat the weights as still there: the machine must be powered off",
-        )
-    overwritten = sum(device.overwritten_bytes for device in record.devices)
-    read_back = sum(device.read_back_bytes for device in record.devices)
-    if as_json:
-        emit({"record": envelope_fingerprint(envelope), **_describe(asked), "wipe": record.as_payload()})
-        return
-    session = fingerprint(record.session_digest)
-    click.echo(f"wipe record {envelope_fingerprint(envelope)} of node {record.node}, session {session}")
-    click.echo(f"{format_time(record.at)}, {record.reason}, {record.milliseconds} ms")
-    for device in record.devices:
-        click.echo(
-            f"  {device.device}: {device.overwritten_bytes} bytes overwritten, {device.read_back_bytes} read back, "
-            f"{device.nonzero_bytes} not zero, {device.staging_bytes} of staging overwritten"
-        )
-    click.echo(f"complete: {overwritten} bytes overwritten, {read_back} read back as zero")
-    say("signed by the session that asked for the key; as good as the evidence that bound that session")
-
-
-COMMANDS: tuple[click.Command, ...] = (keygen, make_challenge, appraise, grant, ledger, check_wipe)
+COMMANDS: tuple[click.Command, ...] = (keygen, make_challenge, appraise, grant, ledger)

@@ -49,8 +49,8 @@ def read_passphrase(file: Path | None, descriptor: int | None, *, new: bool = Fa
         new: ask twice at a terminal, and refuse a short one.
 
     Raises:
-        InputFailed: ``passphrase.read``, ``passphrase.terminal`` or ``passphrase.size``.
-        KeyRefused: ``passphrase.differs`` or ``passphrase.short``.
+        InputFailed: ``passphrase.read``, ``passphrase.terminal``, ``passphrase.size`` or ``passphrase.short``.
+        KeyRefused: ``passphrase.differs``.
     """
     if file is not None and descriptor is not None:
         raise click.UsageError("give --passphrase-file or --passphrase-fd, not both")
@@ -63,7 +63,7 @@ def read_passphrase(file: Path | None, descriptor: int | None, *, new: bool = Fa
     if new and len(passphrase) < MIN_NEW_BYTES:
         length = len(passphrase)
         passphrase.close()
-        raise KeyRefused(
+        raise InputFailed(
             "passphrase.short",
             found=f"{length} bytes",
             expected=f"at least {MIN_NEW_BYTES}",

@@ -10,6 +10,7 @@ import click
 from provisioning import bundle as sealed
 from provisioning.cli.progress import Meter
 from provisioning.cli.report import emit
+from provisioning.errors import InputFailed
 from provisioning.ownerkey import OwnerKey
 
 
@@ -17,8 +18,17 @@ def verify_and_show(bundle: Path, owners: Sequence[OwnerKey], *, as_json: bool) 
     """Check every byte of a bundle without a key and print what was read.
 
     Raises:
+        InputFailed: ``input.missing``.
         LetheError: as :meth:`provisioning.bundle.Bundle.open` and :func:`provisioning.bundle.verify`.
     """
+    if not bundle.exists():
+        # A wrong path is no damage, and copying the bundle again would not help.
+        raise InputFailed(
+            "input.missing",
+            found=f"{bundle}: no such directory",
+            expected="the directory of a sealed bundle",
+            hint="check the path, and that the medium is mounted",
+        )
     with sealed.Bundle.open(bundle, owners) as opened, Meter("verifying") as meter:
         report = sealed.verify(opened, meter)
         manifest = opened.manifest

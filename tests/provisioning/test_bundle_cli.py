@@ -172,6 +172,20 @@ def test_verify_names_the_damage_with_status_7(room: Room, owner_program: Callab
     assert "lethe-owner: hint: copy those files again" in answer.err
 
 
+def test_verify_of_a_path_that_is_not_there_ends_with_2(room: Room, owner_program: Callable[..., Answer]) -> None:
+    missed = owner_program("verify", room.path / "nothing", *room.owner_key, "--json")
+    assert (missed.status, missed.json["error"]["code"]) == (2, "input.missing")
+
+
+def test_verify_of_a_damaged_manifest_names_its_file(room: Room, owner_program: Callable[..., Answer]) -> None:
+    (room.path / "damaged").mkdir()
+    path = room.path / "damaged" / commands.FILE_NAME
+    path.write_bytes(b"{")
+    refused = owner_program("verify", room.path / "damaged", *room.owner_key)
+    assert refused.status == 6
+    assert f" in {path}, " in refused.err
+
+
 def test_verify_demands_an_owner_key(room: Room, owner_program: Callable[..., Answer]) -> None:
     assert owner_program("verify", room.out).status == 2
 
@@ -288,7 +302,7 @@ def test_a_signal_ends_the_pack_and_leaves_nothing(
     monkeypatch.setattr(Meter, "__call__", lambda self, done, total: os.kill(os.getpid(), number))
     answer = owner_program(*room.pack())
     assert answer.status == 130
-    assert "stopped" in answer.err
+    assert "interrupted" in answer.err
     assert not list(room.path.glob("*bundle*"))
     assert signal.getsignal(signal.SIGTERM) is before
 

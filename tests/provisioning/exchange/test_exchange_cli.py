@@ -342,10 +342,38 @@ def test_a_missing_file_ends_with_2(owner: Owner, out: Path) -> None:
     assert owner.refusal(*owner.grant_words(out.with_name("nothing"), out)) == (2, "input.missing")
 
 
+@pytest.mark.parametrize("option", ["request", "manifest", "key"])
+def test_a_refusal_names_the_file(owner: Owner, session: Session, option: str) -> None:
+    asked = owner.asked(session)
+    path = {
+        "request": asked,
+        "manifest": next(owner.bundle.glob("manifest*")),
+        "key": owner.keys / "owner.pub.json",
+    }[option]
+    path.write_bytes(b"")
+    _, _, err = owner.run(*owner.appraise_words(asked))
+    assert f"json.syntax: found an empty file in {path}, expected JSON" in err
+
+
+@pytest.mark.parametrize("name", ["", "x" * 65, "a\nb"], ids=["empty", "long", "control"])
+def test_keygen_refuses_a_name_as_a_usage_error(owner: Owner, out: Path, name: str) -> None:
+    words = ("keygen", "--purpose", "lab", "--out", out, "--passphrase-file", owner.passphrase, "--name", name)
+    status, members = owner.run_json(*words)
+    assert (status, members["error"]["code"]) == (2, "usage")
+    assert "1 to 64 printable characters" in members["error"]["found"]
+    assert not out.exists()
+
+
+def test_every_command_is_described_in_one_line() -> None:
+    for name, command in group.commands.items():
+        assert command.short_help, name
+        assert len(command.short_help) <= 55, name
+
+
 def test_keygen_refuses_a_short_passphrase(owner: Owner, out: Path) -> None:
     owner.passphrase.write_bytes(b"short\n")
     words = ("keygen", "--purpose", "lab", "--out", out, "--passphrase-file", owner.passphrase)
-    assert owner.refusal(*words) == (6, "passphrase.short")
+    assert owner.refusal(*words) == (2, "passphrase.short")
     assert not out.exists()
 
 
@@ -407,7 +435,7 @@ def wipe(exchange: Any, session: Session) -> Callable[..., Path]:
             complete=complete,
             at=exchange.clock.now(),
         )
-        path: Path = exchange.directory / "wipe"
+        path: Path = exchange.directory / ("wipe" if complete else "incomplete")
         path.write_bytes(record.sign(by or session))
         return path
 
@@ -437,6 +465,29 @@ def test_check_wipe_of_an_incomplete_wipe_ends_with_9(
 ) -> None:
     asked = owner.asked(session)
     assert owner.refusal("check-wipe", wipe(complete=False), "--request", asked) == (9, "wipe.incomplete")
+
+
+def test_check_wipe_reports_each_record_and_ends_as_the_worst(
+    owner: Owner, session: Session, wipe: Callable[..., Path]
+) -> None:
+    asked = owner.asked(session)
+    words = ("check-wipe", asked, wipe(complete=False), wipe(), "--request", asked)
+    status, said, err = owner.run(*words)
+    assert status == 9
+    assert "1 of 3 records" in said
+    assert "envelope.type" in err
+    assert "wipe.incomplete" in err
+    status, members = owner.run_json(*words)
+    assert (status, members["exit_status"]) == (9, 9)
+    assert [record["exit_status"] for record in members["records"]] == [6, 9, 0]
+    assert members["records"][2]["wipe"]["complete"] is True
+
+
+def test_check_wipe_of_several_whole_records_ends_with_0(
+    owner: Owner, session: Session, wipe: Callable[..., Path]
+) -> None:
+    status, said, _ = owner.run("check-wipe", wipe(), wipe(), "--request", owner.asked(session))
+    assert (status, "2 of 2 records" in said) == (0, True)
 
 
 def test_check_wipe_refuses_another_kind_of_file(owner: Owner, session: Session) -> None:

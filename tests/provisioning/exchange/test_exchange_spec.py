@@ -90,6 +90,7 @@ FILES = (
     "wiperecord",
     "cli/exchange",
     "cli/passphrase",
+    "cli/wipe",
 )
 _RAISED = re.compile(
     r"(?:Refused|Failed|Error|Incomplete|_refuse)\(\s*(?:\"|f\")"
