@@ -151,7 +151,7 @@ class Searcher:
         except OSError:
             return Findings(unreadable=[str(path)])
         try:
-            return self.search(descriptor, str(path), [(0, os.fstat(descriptor).st_size)])
+            return self.search(descriptor, str(path), _written(descriptor))
         finally:
             os.close(descriptor)
 
@@ -177,6 +177,19 @@ class Searcher:
             return self.search(descriptor, f"memory of process {pid}", _ranges(pid))
         finally:
             os.close(descriptor)
+
+
+def _written(descriptor: int) -> Iterator[tuple[int, int]]:
+    """Give the byte ranges of a file that were written; a hole of a terabyte holds nothing to find (lseek(2))."""
+    end = os.fstat(descriptor).st_size
+    position = 0
+    while position < end:
+        try:
+            start = os.lseek(descriptor, position, os.SEEK_DATA)
+        except OSError:  # ENXIO: nothing but a hole is left
+            return
+        position = os.lseek(descriptor, start, os.SEEK_HOLE)
+        yield start, min(position, end)
 
 
 def _ranges(pid: int) -> Iterator[tuple[int, int]]:

@@ -70,3 +70,13 @@ def test_finds_a_value_in_the_memory_of_another_process() -> None:
 def test_refuses_needles_too_short_to_mean_anything() -> None:
     with pytest.raises(ValueError, match="16"):
         Searcher([Needle("short", b"123")])
+
+
+def test_a_hole_of_a_terabyte_costs_nothing_and_hides_nothing(tmp_path: Path) -> None:
+    with (tmp_path / "sparse").open("wb") as file:
+        file.seek(1 << 40)
+        file.write(CANARY)
+        file.truncate(1 << 41)
+    findings = Searcher([Needle("canary", CANARY)]).search_file(tmp_path / "sparse")
+    assert [hit.offset for hit in findings.hits] == [1 << 40]
+    assert findings.searched_bytes < 1 << 20
