@@ -89,6 +89,7 @@ class Rank:
         self._clock = SystemClock()
         self._slot: Slot | None = None
         self._resident: ResidentModel | None = None
+        self._engine: Engine | None = None
         self._last_progress = 0.0
 
     def run(self) -> int:
@@ -229,7 +230,7 @@ class Rank:
     def _serve(self, order: Load, resident: ResidentModel, catalog: Catalog) -> None:
         config = resident.model.config
         max_context = min(order.max_context, config.max_context)
-        engine = Engine(
+        engine = self._engine = Engine(
             resident,
             kv_cache_bytes=order.kv_cache_bytes,
             max_context=max_context,
@@ -261,7 +262,11 @@ class Rank:
             self._resident.give_up()
         if self._slot is None:
             return Wiped("none", 0, 0, 0, 0, 0.0)
-        return zeroize(self._slot, clock=self._clock)
+        wiped = zeroize(self._slot, clock=self._clock)
+        if self._engine is not None:
+            # Beside the tensors, math libraries keep packed panels of the weights; zeros now take their place.
+            self._engine.wipe_caches()
+        return wiped
 
     def _overwrite_blindly(self) -> None:
         """Overwrite without telling anybody, on another thread than the one that is stuck."""
