@@ -279,7 +279,9 @@ def search(
         tell(f"control:  memory while serving, {size(before.searched_bytes)}: {labels(before)}")
         tell(f"memory:   {after.places} wiped processes, {size(after.searched_bytes)}: {labels(after)}")
     files = search_files(searcher, rooms, began)
-    tell(f"files:    {files.places} written by this run, {size(files.searched_bytes)}: {labels(files)}")
+    tell(
+        f"files:    {files.places} written since the start, here and in temporary places, {size(files.searched_bytes)}: {labels(files)}"
+    )
     if not control.hits or (before is not None and not before.hits):
         raise DemoFailed("a positive control found nothing, so the search proves nothing")
     if found := files.hits + (after.hits if after else []):
