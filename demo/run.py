@@ -280,7 +280,8 @@ def search(
         tell(f"memory:   {after.places} wiped processes, {size(after.searched_bytes)}: {labels(after)}")
     files = search_files(searcher, rooms, began)
     tell(
-        f"files:    {files.places} written since the start, here and in temporary places, {size(files.searched_bytes)}: {labels(files)}"
+        f"files:    {files.places} written since the start, here and in temporary places, "
+        f"{size(files.searched_bytes)}: {labels(files)}"
     )
     if not control.hits or (before is not None and not before.hits):
         raise DemoFailed("a positive control found nothing, so the search proves nothing")
