@@ -70,7 +70,7 @@ def test_3_no_grant_is_opened_after_a_wipe_began(house: House) -> None:
 
 def test_4_the_end_of_the_grant_ends_the_service_without_a_journal(tmp_path: Path) -> None:
     # The record of the end could not be written, the task died of it, and the model was served for ever.
-    house = House(tmp_path / "house", seconds=20)
+    house = House(tmp_path / "house", seconds=30)
     with house.agent() as agent:
         house.serve()
         journal = house.root / "state" / "journal.jsonl"

@@ -80,10 +80,10 @@ def test_an_agent_that_loaded_nothing_wipes_its_keys_and_ends_with_zero(house: H
 
 
 def test_the_end_of_the_grant_ends_the_service(tmp_path: Path) -> None:
-    house = House(tmp_path / "house", seconds=12)
+    house = House(tmp_path / "house", seconds=30)
     with house.agent() as agent:
         house.serve()
-        assert agent.wait(60) == 0
+        assert agent.wait(90) == 0
     assert [event for event in house.journal() if event.startswith(("grant.e", "zeroize"))] == [
         "grant.expired",
         "zeroize.begin",
