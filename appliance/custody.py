@@ -52,12 +52,11 @@ class Custody:
         self.boot_id = boot_id()
         self.owner_key = read_bounded(config.model.owner_key, limit=MAX_PUBLIC_FILE)
         self.owner = OwnerKey.read(self.owner_key)
-        self.bundle = Bundle.open(config.model.bundle, [self.owner])
-        # Missing and cut files are found now, not after the grant is spent; their content is judged when it is opened.
-        with Bundle.open(config.model.bundle, [self.owner]) as look:
-            for number in range(len(look.manifest.files)):
-                look.open_file(number)
-        self.manifest = self.bundle.manifest
+        with Bundle.open(config.model.bundle, [self.owner]) as bundle:
+            # Missing and cut files are found now, not after the grant is spent; a rank opens the bundle for itself.
+            for number in range(len(bundle.manifest.files)):
+                bundle.open_file(number)
+            self.manifest = bundle.manifest
         self.session = Session()
         self.tls_key_digest = bytes(DIGEST_BYTES)
         self.request_digest = bytes(DIGEST_BYTES)
