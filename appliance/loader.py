@@ -23,7 +23,7 @@ from appliance.errors import ConfigError
 from appliance.reader import Reader
 from appliance.resident import ResidentModel
 from appliance.ring import Cell, Ring
-from appliance.slot import Slot
+from appliance.slot import Lane, Slot, Ticket
 from appliance.stream import Pipeline, Report, Run
 from appliance.unseal import Unsealer, plan_runs
 from attestation.clock import Clock, SystemClock
@@ -193,8 +193,7 @@ class SealedLoader:
                 ring=self._ring,
                 slot=self._slot,
                 read=partial(_read, reader),
-                open_run=unsealer.open_run,
-                place=lambda run, plain: placement.place(targets[run.stream], run.start, plain),
+                bring=partial(_bring, unsealer, targets),
                 readers=self._readers,
                 openers=self._openers,
                 on_progress=report,
@@ -247,6 +246,14 @@ class SealedLoader:
 
 def _read(reader: Reader, run: Run, cell: Cell) -> None:
     reader.read(run.file, run.offset, cell.view, run.length)
+
+
+def _bring(
+    unsealer: Unsealer, targets: Mapping[int, tuple[placement.Target, ...]], run: Run, cell: Cell, lane: Lane
+) -> Ticket:
+    """Open a run in its cell and let the lane spread it; see :data:`appliance.stream.Bring`."""
+    unsealer.open_run(run, cell)
+    return lane.deliver(cell.staged[: run.length], lambda plain: placement.place(targets[run.stream], run.start, plain))
 
 
 def _check_rank(rank: int, world: int, tiles: int) -> None:

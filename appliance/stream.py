@@ -2,8 +2,8 @@
 
 Readers and openers are separate threads: a thread that did both would let the disk's queue run dry while it decrypts.
 Readers take a free cell first and a run second, so runs are read in order and no reader holds work that it cannot do.
-An opener opens a run in place, hands it to the device through its own lane, and returns the cell, wiped, as soon as the
-device has taken it.
+An opener brings a run to the device through its own lane, and returns the cell, wiped, as soon as the device has taken
+it. How segments are opened is no matter of the pipeline: see :data:`Bring`.
 
 The first error, in whichever thread, or one raised by ``on_progress``, stops all threads. The pipeline returns or
 raises only when no opener is running, and with every cell wiped. A reader that hangs in a medium that does not answer
@@ -19,8 +19,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-
-import torch
 
 from appliance.ring import Cell, Ring
 from appliance.slot import Lane, Slot, Ticket
@@ -61,8 +59,21 @@ class Run:
 
 
 Read = Callable[[Run, Cell], None]
-Open = Callable[[Run, Cell], None]
-Place = Callable[[Run, torch.Tensor], None]
+Bring = Callable[[Run, Cell, Lane], Ticket]
+"""Open a run, whose ciphertext ``read`` has put into the cell, and hand it to a lane.
+
+What an implementation guarantees:
+
+
+- It is called by several threads at once, each with a lane and a cell that no other thread uses.
+- When it returns, every segment of the run was found authentic and noted in the account of the load, which the loader
+  settles after the pipeline. Nothing that it gave to the lane can put an unauthenticated byte into a tensor.
+- The ticket is done when nothing that was enqueued reads the cell any more. The pipeline waits for it, wipes the whole
+  cell and gives it to a reader. What still runs on the device then is waited for by the lane's ``close``.
+- Plaintext on the host lies in the cell and nowhere else. It is counted (``cell.opening``) before it appears.
+- On an error it raises, with the cell wiped, unless work that it enqueued still reads it: then ``close`` of the lane
+  waits for that work, and the pipeline wipes all cells after it.
+"""
 Report = Callable[[int, int], None]
 
 
@@ -73,8 +84,7 @@ class Pipeline:
         ring: where segments are opened.
         slot: where they go.
         read: fills a cell with a run's ciphertext.
-        open_run: opens it in place, counting its plaintext in the cell; on an error the cell holds no plaintext.
-        place: copies an opened run, given where the device can read it, to its destinations.
+        bring: opens it and hands it to the device.
         readers: reader threads.
         openers: opener threads.
         on_progress: called on the caller's thread with (bytes opened, bytes in all), many times a second also when
@@ -87,8 +97,7 @@ class Pipeline:
         ring: Ring,
         slot: Slot,
         read: Read,
-        open_run: Open,
-        place: Place,
+        bring: Bring,
         readers: int,
         openers: int,
         on_progress: Report,
@@ -96,8 +105,7 @@ class Pipeline:
         self._ring = ring
         self._slot = slot
         self._read = read
-        self._open = open_run
-        self._place = place
+        self._bring = bring
         self._readers = readers
         self._openers = openers
         self._on_progress = on_progress
@@ -177,9 +185,7 @@ class Pipeline:
         try:
             while (item := self._next(under_way)) is not None and not self._stop.is_set():
                 run, cell = item
-                self._open(run, cell)
-                ticket = lane.deliver(cell.staged[: run.length], partial(self._place, run))
-                under_way.append((run, cell, ticket))
+                under_way.append((run, cell, self._bring(run, cell, lane)))
                 self._reclaim(under_way, _DEPTH)
         finally:
             try:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from appliance.ring import Cell, Ring
-from appliance.slot import Slot
+from appliance.slot import Lane, Slot, Ticket
 from appliance.slot_cpu import CpuSlot
 from appliance.slot_cuda import CudaSlot
 from appliance.stream import Pipeline, Run
@@ -52,13 +52,16 @@ class Bench:
     def _place(self, run: Run, plain: torch.Tensor) -> None:
         self.arrived[run.start : run.start + run.length].copy_(plain)
 
+    def _bring(self, run: Run, cell: Cell, lane: Lane) -> Ticket:
+        self.open_run(run, cell)
+        return lane.deliver(cell.staged[: run.length], lambda plain: self.place(run, plain))
+
     def go(self, work: list[Run] | None = None) -> None:
         Pipeline(
             ring=self.ring,
             slot=self.slot,
             read=lambda run, cell: self.read(run, cell),
-            open_run=lambda run, cell: self.open_run(run, cell),
-            place=lambda run, plain: self.place(run, plain),
+            bring=self._bring,
             readers=self.readers,
             openers=self.openers,
             on_progress=lambda done, total: self.on_progress(done, total),
