@@ -11,6 +11,27 @@ Rounds are interleaved and rotated, and ratios are taken inside a round, so that
 - ``aes``: the same segments decrypted in place in warm memory, as many threads as the loader has openers
 
 Warm means that all files are in the page cache; cold that they were evicted before every single run.
+
+Results, ``benchmarks/results/sealed-load-DATE.json``, schema 2 (the keys that other programs may rely on; rates are 1e9 bytes
+per second, ``*_bytes`` bytes, ``*_s`` seconds; a contender that could not run has ``unavailable`` and a reason, and nothing else)::
+
+    {"schema": 2, "date": "2026-11-30",
+     "machine": {"cpu": "...", "cores": 2, "memory_bytes": 0, "avx512_aes": true, "load_average": [0.1, 0.2], ...},
+     "settings": {"gb": 4.0, "rounds": 5, "readers": 2, "openers": 2, "ring_bytes": 0, "segment_bytes": 1048576},
+     "model": {"bytes": 0, "tensors": 0, "files": 0},
+     "probes": {"raw_read_gb_s": [{"block_bytes": 4194304, "threads": 2, "gb_s": 1.4}, ...],
+                "aes_gcm_gb_s": {"1": 4.1, "2": 8.0},
+                "copy_gb_s": [{"copy_bytes": 1048576, "gb_s": 5.0}, ...]},
+     "warm": {"ours": {"label": "...", "own": false, "encrypted": true, "threads": "...",
+                       "gb_s": {"median": 0, "best": 0, "rounds": [0, 0]}, "gb_per_cpu_s": 0, "user_s": 0, "sys_s": 0,
+                       "memory": {"anonymous_bytes": 0, "mapped_bytes": 0, "peak_growth_bytes": 0},
+                       "ours_as_share": {"median": 1, "min": 1, "max": 1}},
+              "read": {...}, "read_direct": {...}, "aes": {...}, "safetensors_load": {...}, "safetensors_open": {...},
+              "tensorizer": {...}, "tensorizer_encrypted": {...}, "fastsafetensors": {...}, "runai": {...},
+              "cryptotensors": {...}, "flashpack": {"unavailable": "reason"}},
+     "cold": {the same contenders without "aes"}}
+
+``ours_as_share`` is our speed divided by the contender's, taken inside each round: above 1 we are faster.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ same_as_dev=(--constraints requirements/dev.txt --constraints "$work/torch.in")
 compile owner.txt pyproject.toml "${same_as_dev[@]}"
 compile node.txt pyproject.toml --extra node "${same_as_dev[@]}" --excludes "$work/no-cuda-no-hub" --no-emit-package torch
 compile demo.txt pyproject.toml --extra node --extra demo "${same_as_dev[@]}" --excludes "$work/no-cuda-no-hub" --no-emit-package torch
+compile bench.txt pyproject.toml --extra node --group bench "${same_as_dev[@]}" --excludes "$work/no-cuda" --no-emit-package torch
 compile build.txt --group build --constraints requirements/dev.txt
 
 printf 'pip\n' > "$work/pip.in"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-_NAMES = ["build", "demo", "dev", "node", "owner", "pip", "torch", "torch-cuda"]
+_NAMES = ["bench", "build", "demo", "dev", "node", "owner", "pip", "torch", "torch-cuda"]
 _PIN = re.compile(r"^([a-z0-9][a-z0-9._-]*)==([^ ;]+)(?: ; ([^\\]+?))? \\$")
 
 
@@ -54,6 +54,23 @@ def test_lists_agree_on_versions(root: Path) -> None:
     for name in ["owner", "node", "demo", "build"]:
         for key, version in _pins(root, name).items():
             assert dev[key] == version, f"{key} in {name}.txt"
+
+
+def test_bench_list_takes_from_the_others_what_they_have(root: Path) -> None:
+    """Else the comparison would run our loader with other libraries than the appliance does."""
+    dev, bench = _pins(root, "dev"), _pins(root, "bench")
+    assert {key: bench[key] for key in dev.keys() & bench.keys()} == {
+        key: dev[key] for key in dev.keys() & bench.keys()
+    }
+    assert _packages(root, "node") <= _packages(root, "bench")
+
+
+def test_loaders_of_others_reach_no_machine(root: Path) -> None:
+    with (root / "pyproject.toml").open("rb") as file:
+        others = {_canonical(requirement) for requirement in tomllib.load(file)["dependency-groups"]["bench"]}
+    assert others <= _packages(root, "bench")
+    for name in ["owner", "node", "demo", "dev"]:
+        assert not others & _packages(root, name), name
 
 
 @pytest.mark.parametrize(
