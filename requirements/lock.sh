@@ -14,7 +14,7 @@ torch_cpu_hashes=(
 )
 
 # torch's public Linux build names these as dependencies; a CPU build does not need them (torch-cuda.txt).
-cuda_packages=(cuda-bindings cuda-toolkit nvidia-cudnn-cu13 nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvshmem-cu13 triton)
+cuda_packages=(cuda-bindings cuda-toolkit nvidia-cudnn-cu13 nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvshmem-cu13)
 # What torch needs in every build; these are in node.txt.
 pure_packages=(filelock fsspec jinja2 markupsafe mpmath networkx setuptools sympy typing-extensions)
 
@@ -23,7 +23,8 @@ mkdir -p "$work"
 printf 'torch==%s\n' "$torch_version" > "$work/torch.in"
 printf '%s\n' "${cuda_packages[@]}" > "$work/no-cuda"
 # An HTTP client for a model hub has no business on the appliance; `import tokenizers` works without it.
-printf '%s\n' "${cuda_packages[@]}" huggingface-hub > "$work/no-cuda-no-hub"
+# triton is a dependency of torch's public build too; the tests interpret a kernel with it, so dev.txt has it in every case.
+printf '%s\n' "${cuda_packages[@]}" triton huggingface-hub > "$work/no-cuda-no-hub"
 
 compile() { # out, uv's arguments...
     local out=$1
