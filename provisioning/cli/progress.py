@@ -14,7 +14,7 @@ _PLAIN_SECONDS: Final = 10.0
 
 
 class Meter:
-    """Shows bytes done, bytes in all and the rate.
+    """Shows bytes done, bytes in all, the rate and the time left.
 
     A context manager: a rewritten line is ended when the block is left.
 
@@ -41,7 +41,9 @@ class Meter:
 
     def _line(self, done: int, total: int, seconds: float) -> str:
         share = done / total if total else 1.0
-        text = f"{self._label} {share:4.0%}, {done / 1e9:.2f} of {total / 1e9:.2f} GB, {done / seconds / 1e9:.2f} GB/s"
+        rate = done / max(seconds, 1e-9)
+        text = f"{self._label} {share:4.0%}, {done / 1e9:.2f} of {total / 1e9:.2f} GB, {rate / 1e9:.2f} GB/s"
+        text += f", {_duration((total - done) / rate)} left" if done else ""
         if not self._terminal:
             return text
         filled = round(share * _BAR)
@@ -53,3 +55,9 @@ class Meter:
     def __exit__(self, *_: object) -> None:
         if self._open:
             click.echo(err=True)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

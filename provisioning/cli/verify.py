@@ -7,11 +7,36 @@ from pathlib import Path
 
 import click
 
-from provisioning import bundle as sealed
+from provisioning.bundle import Bundle
 from provisioning.cli.progress import Meter
-from provisioning.cli.report import emit
+from provisioning.cli.report import emit, say
 from provisioning.errors import InputFailed
+from provisioning.medium import Road
 from provisioning.ownerkey import OwnerKey
+from provisioning.verify import verify
+
+ROADS = {
+    Road.MEDIUM: "read from the medium, past the page cache",
+    Road.DROPPED: "read from the medium, after its pages were dropped from memory",
+    Road.REMOTE: "read through a network or guest file system; whether its server read its medium cannot be seen here",
+    Road.CACHE: "the file system kept pages in memory, so this says nothing certain about the medium",
+    Road.MEMORY: "this file system is in memory; there is no medium to read from",
+}
+
+
+def require_bundle(bundle: Path) -> None:
+    """Refuse a path that is not there.
+
+    Raises:
+        InputFailed: ``input.missing``; a wrong path is no damage, and copying the bundle again would not help.
+    """
+    if not bundle.exists():
+        raise InputFailed(
+            "input.missing",
+            found=f"{bundle}: no such directory",
+            expected="the directory of a sealed bundle",
+            hint="check the path, and that the medium is mounted",
+        )
 
 
 def verify_and_show(bundle: Path, owners: Sequence[OwnerKey], *, as_json: bool) -> None:
@@ -19,18 +44,11 @@ def verify_and_show(bundle: Path, owners: Sequence[OwnerKey], *, as_json: bool) 
 
     Raises:
         InputFailed: ``input.missing``.
-        LetheError: as :meth:`provisioning.bundle.Bundle.open` and :func:`provisioning.bundle.verify`.
+        LetheError: as :meth:`provisioning.bundle.Bundle.open` and :func:`provisioning.verify.verify`.
     """
-    if not bundle.exists():
-        # A wrong path is no damage, and copying the bundle again would not help.
-        raise InputFailed(
-            "input.missing",
-            found=f"{bundle}: no such directory",
-            expected="the directory of a sealed bundle",
-            hint="check the path, and that the medium is mounted",
-        )
-    with sealed.Bundle.open(bundle, owners) as opened, Meter("verifying") as meter:
-        report = sealed.verify(opened, meter)
+    require_bundle(bundle)
+    with Bundle.open(bundle, owners) as opened, Meter("verifying") as meter:
+        report = verify(opened, meter)
         manifest = opened.manifest
     if as_json:
         members = {"bundle": str(bundle), "bundle_id": manifest.bundle_id.hex(), "manifest": manifest.digest.hex()}
@@ -41,3 +59,4 @@ def verify_and_show(bundle: Path, owners: Sequence[OwnerKey], *, as_json: bool) 
         f"{report.files} files, {report.segments} segments, {report.blocks} digests, {report.bytes} bytes "
         f"in {report.seconds:.1f} s, {report.bytes / max(report.seconds, 1e-9) / 1e9:.2f} GB/s"
     )
+    say(ROADS[report.road])

@@ -88,7 +88,9 @@ def test_the_example_lays_out_as_the_document_says() -> None:
     assert layout.streams[1].pieces == (Piece(1, 0, 2, 1, 0, 8),)
 
 
-MODULES = "stheader source layout geometry segment table manifest catalog bundle pack weave sealing cli/bundle"
+MODULES = (
+    "stheader source layout geometry segment table manifest catalog bundle blocks verify pack weave sealing cli/bundle"
+)
 CODE = re.compile(r'"((?:safetensors|source|catalog|table|bundle|segment|manifest|pack)(?:\.[a-z_]+)+)"')
 NOT_CODES = {"manifest.dsse.json", "catalog.files", "catalog.tensors"}
 

@@ -17,13 +17,14 @@ import pytest
 
 from attestation.errors import FormatError, LetheError
 from attestation.policy import AppraisalPolicy
-from provisioning.bundle import Bundle, verify
+from provisioning.bundle import Bundle
 from provisioning.errors import BundleDamaged, KeyRefused, ModelRefused, OutputFailed
 from provisioning.manifest import FILE_NAME
 from provisioning.ownerkey import OwnerSigner
 from provisioning.pack import PackReport, pack
 from provisioning.sealing import Sealing
 from provisioning.source import Source
+from provisioning.verify import verify
 from tests.provisioning.conftest import SEGMENT, Packed
 from tests.sim import modelfiles
 from tests.sim.modelfiles import assemble, catalog_of, open_streams, tensors_of, write_model
