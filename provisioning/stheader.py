@@ -16,6 +16,8 @@ from typing import Any, Final, NoReturn
 
 from attestation import strictjson
 from attestation.errors import FormatError
+from attestation.jsonshape import measure
+from provisioning.collector import resting
 from provisioning.errors import ModelRefused
 
 # Element sizes in bits, by the names of safetensors 0.8 (safetensors/src/tensor.rs, enum Dtype).
@@ -46,12 +48,20 @@ DTYPE_BITS: Final[dict[str, int]] = {
 
 # The largest header seen in practice, of 120,000 tensors in one file, is about 15 MiB.
 MAX_HEADER_BYTES: Final = 32 << 20
-MAX_TENSORS: Final = 1 << 20
+# The largest open model known has 208,000 (70,000 experts' matrices, each packed, with scales and a shape).
+MAX_TENSORS: Final = 1 << 19
 MAX_NAME_CHARACTERS: Final = 512
 MAX_RANK: Final = 8
 MAX_TENSOR_BYTES: Final = 1 << 46
 
-_METADATA = "__metadata__"
+_METADATA: Final = "__metadata__"
+_MEMBERS: Final = frozenset({"dtype", "shape", "data_offsets"})
+
+# Two arrays belong to each tensor. Commas: one before it, two between its members, seven in its shape, one between its
+# offsets. The rest is for metadata; real files have some dozens.
+_ARRAYS_EACH: Final = 2
+_COMMAS_EACH: Final = 11
+_COMMAS_BESIDE: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +93,13 @@ def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int | None:
     """Give a tensor's size in bytes, or None when its bits do not fill whole bytes or it is absurdly large."""
     bits = DTYPE_BITS[dtype]
     for size in shape:
-        bits *= size
+        # A zero counts as one: strides of a tensor without elements are products of its other sizes all the same.
+        bits *= size or 1
         # Checked at each step, so that a hostile shape cannot make a number of a million digits.
         if bits > MAX_TENSOR_BYTES * 8:
             return None
+    if 0 in shape:
+        return 0
     return None if bits % 8 else bits // 8
 
 
@@ -112,7 +125,8 @@ def read_header(descriptor: int) -> tuple[TensorInfo, ...]:
     if 8 + length > size:
         _refuse("safetensors.truncated", f"a file of {size} bytes", f"a header of {length} bytes in it")
     text = _read_exactly(descriptor, length, 8)
-    return parse_header(text, data_bytes=size - 8 - length)
+    with resting():
+        return parse_header(text, data_bytes=size - 8 - length)
 
 
 def _read_exactly(descriptor: int, length: int, offset: int) -> bytes:
@@ -139,6 +153,7 @@ def parse_header(text: bytes, *, data_bytes: int) -> tuple[TensorInfo, ...]:
     """
     if not text.startswith(b"{"):
         _refuse("safetensors.json", f"a header that begins with {text[:1]!r}", "'{'")
+    _check_counts(text)
     try:
         members = strictjson.loads(text, limit=MAX_HEADER_BYTES)
     except FormatError as error:
@@ -155,6 +170,17 @@ def parse_header(text: bytes, *, data_bytes: int) -> tuple[TensorInfo, ...]:
     return tuple(tensors)
 
 
+def _check_counts(text: bytes) -> None:
+    """Refuse what a parser would make a gigabyte of; the header itself and its metadata are two objects more."""
+    shape = measure(text)
+    if shape.objects > MAX_TENSORS + 2:
+        _refuse("safetensors.count", f"{shape.objects} objects", f"at most {MAX_TENSORS} tensors")
+    arrays, commas = shape.objects * _ARRAYS_EACH, shape.objects * _COMMAS_EACH + _COMMAS_BESIDE
+    if shape.arrays > arrays or shape.commas > commas:
+        found = f"{shape.arrays} arrays and {shape.commas} commas with {shape.objects} objects"
+        _refuse("safetensors.json", found, f"at most {arrays} and {commas}")
+
+
 def _check_metadata(value: Any) -> None:
     # Never used, but a reader that is strict about it gives no place to hide things in.
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
@@ -162,33 +188,38 @@ def _check_metadata(value: Any) -> None:
 
 
 def _tensor(name: str, value: Any, *, base: int) -> TensorInfo:
-    shown = json.dumps(name[:80])
+    # Runs half a million times for the largest models, so texts for refusals are made only when there is one.
     if not name or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
-        _refuse("safetensors.name", f"the name {shown}", f"1 to {MAX_NAME_CHARACTERS} printable characters")
-    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
-        _refuse("safetensors.member", f"other members at {shown}", "dtype, shape and data_offsets")
+        _refuse("safetensors.name", f"the name {_shown(name)}", f"1 to {MAX_NAME_CHARACTERS} printable characters")
+    if not isinstance(value, dict) or value.keys() != _MEMBERS:
+        _refuse("safetensors.member", f"other members at {_shown(name)}", "dtype, shape and data_offsets")
     dtype = value["dtype"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        _refuse("safetensors.dtype", f"dtype {str(dtype)[:40]!r} of {shown}", f"one of {', '.join(DTYPE_BITS)}")
-    shape = _whole_numbers(value["shape"])
+        _refuse("safetensors.dtype", f"dtype {str(dtype)[:40]!r} of {_shown(name)}", f"one of {', '.join(DTYPE_BITS)}")
+    shape = whole_numbers(value["shape"])
     if shape is None or len(shape) > MAX_RANK:
-        _refuse("safetensors.shape", f"the shape of {shown}", f"at most {MAX_RANK} whole numbers")
-    offsets = _whole_numbers(value["data_offsets"])
+        _refuse("safetensors.shape", f"the shape of {_shown(name)}", f"at most {MAX_RANK} whole numbers")
+    offsets = whole_numbers(value["data_offsets"])
     if offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
-        _refuse("safetensors.offsets", f"the data_offsets of {shown}", "a begin and an end that is not before it")
+        _refuse("safetensors.offsets", f"the data_offsets of {_shown(name)}", "a begin and an end not before it")
     start, stop = offsets
     expected = tensor_bytes(dtype, shape)
     if expected is None or stop - start != expected:
         wanted = "whole bytes, not too many" if expected is None else f"{expected} bytes"
-        _refuse("safetensors.size", f"{stop - start} bytes for {shown}, {dtype} {list(shape)}", wanted)
+        _refuse("safetensors.size", f"{stop - start} bytes for {_shown(name)}, {dtype} {list(shape)}", wanted)
     return TensorInfo(name, dtype, shape, base + start, base + stop)
 
 
-def _whole_numbers(value: Any) -> tuple[int, ...] | None:
+def _shown(name: str) -> str:
+    return json.dumps(name[:80])
+
+
+def whole_numbers(value: Any) -> tuple[int, ...] | None:
+    """Give the items of a list of whole numbers of zero or more; None for everything else, also for true."""
     if not isinstance(value, list):
         return None
     for item in value:
-        if not isinstance(item, int) or isinstance(item, bool) or item < 0:
+        if type(item) is not int or item < 0:
             return None
     return tuple(value)
 
@@ -196,13 +227,17 @@ def _whole_numbers(value: Any) -> tuple[int, ...] | None:
 def _check_cover(tensors: list[TensorInfo], *, base: int, end: int) -> None:
     position = base
     for tensor in tensors:
-        shown = json.dumps(tensor.name[:80])
-        if tensor.stop > end:
-            _refuse("safetensors.range", f"{shown} up to byte {tensor.stop}", f"at most {end}, the file's end")
-        if tensor.start < position:
-            _refuse("safetensors.overlap", f"{shown} from byte {tensor.start}", f"{position} or later")
-        if tensor.start > position:
-            _refuse("safetensors.hole", f"{tensor.start - position} bytes of no tensor before {shown}", "no holes")
+        if tensor.start != position or tensor.stop > end:
+            _refuse_place(tensor, position=position, end=end)
         position = tensor.stop
     if position != end:
         _refuse("safetensors.trailing", f"{end - position} bytes after the last tensor", "none")
+
+
+def _refuse_place(tensor: TensorInfo, *, position: int, end: int) -> NoReturn:
+    shown = _shown(tensor.name)
+    if tensor.stop > end:
+        _refuse("safetensors.range", f"{shown} up to byte {tensor.stop}", f"at most {end}, the file's end")
+    if tensor.start < position:
+        _refuse("safetensors.overlap", f"{shown} from byte {tensor.start}", f"{position} or later")
+    _refuse("safetensors.hole", f"{tensor.start - position} bytes of no tensor before {shown}", "no holes")
