@@ -1,0 +1,131 @@
+"""From a machine and a way of opening to the plan of one rank, and to the time that its load takes.
+
+Formulas, for one of ``ranks`` alike ranks (docs/scaling.md explains them):
+
+- a read costs a core ``read`` and the memory bus one pass; in a confidential guest the disk cannot reach the guest's
+  memory, so every byte is copied once more by a core, two passes;
+- opening on the host costs ``1/aes + stall``, two passes, and one more with ``wipe`` for overwriting the cell;
+- authenticating for a device that opens by itself costs ``1/gmac``, one pass; the cell held ciphertext, no wipe;
+- a copy to the device costs one pass and the link; in confidential mode it costs the link's time, the toll, a core that
+  encrypts meanwhile, and two passes more through the bounce buffer, and one copy goes on at a time;
+- every segment costs the interpreter ``python``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+
+from benchmarks.scaling.inputs import MIB, value
+from benchmarks.scaling.pipeline import Delivery, Outcome, Plan, Pools, Step, simulate
+
+
+class Way(Enum):
+    """Who turns ciphertext into weights."""
+
+    PLAIN = "plain"
+    HOST = "host"
+    DEVICE = "device"
+
+
+class Bridge(Enum):
+    """How bytes get to the device."""
+
+    PCIE = "pcie"
+    CONFIDENTIAL = "confidential"
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A machine, a medium and a way.
+
+    Attributes:
+        way: who opens.
+        bridge: plain PCIe or confidential mode.
+        link: bytes per second of one device's bridge.
+        disk: bytes per second of the medium.
+        cores: cores given to all ranks together.
+        aes: bytes per second of AES-256-GCM on one core, in its cache.
+        gmac: bytes per second of authentication alone on one core.
+        nbytes: of the model.
+        copy_bytes: of a cell and of one copy.
+        ring_bytes: of one rank's ring.
+        ranks: devices.
+        memory: bytes per second of the whole memory bus.
+    """
+
+    way: Way
+    bridge: Bridge
+    link: float
+    disk: float
+    cores: int
+    aes: float
+    gmac: float
+    nbytes: float
+    copy_bytes: int = 32 * MIB
+    ring_bytes: int = 512 * MIB
+    ranks: int = 8
+    memory: float = value("memory")
+
+
+def _read(scenario: Scenario) -> tuple[Step, ...]:
+    confidential = scenario.bridge is Bridge.CONFIDENTIAL
+    alone = min(value("reader"), scenario.disk)
+    read = Step("read", core=value("read"), memory=1, disk=1, alone=alone)
+    return (read, Step("bounce", core=value("copy"), memory=2)) if confidential else (read,)
+
+
+def _open(scenario: Scenario) -> tuple[Step, ...]:
+    python = value("python") / MIB
+    if scenario.way is Way.PLAIN:
+        return ()
+    if scenario.way is Way.DEVICE:
+        return (Step("authenticate", core=1 / scenario.gmac + python, interpreter=python, memory=1),)
+    core = 1 / scenario.aes + value("stall") + python
+    return (
+        Step("open", core=core, interpreter=python, memory=2),
+        Step("wipe", core=value("wipe"), memory=1),
+    )
+
+
+def _deliver(scenario: Scenario) -> Step:
+    device = float(scenario.way is Way.DEVICE)
+    if scenario.bridge is Bridge.PCIE:
+        return Step("copy", memory=1, link=1, device=device, alone=scenario.link)
+    seconds = 1 / scenario.link + value("toll") / scenario.copy_bytes
+    return Step("copy", core=seconds, memory=3, link=1, device=device, alone=1 / seconds)
+
+
+def plan(scenario: Scenario) -> tuple[Plan, Pools]:
+    """Give what one rank does and what it has."""
+    deliver = _deliver(scenario)
+    share = scenario.cores / scenario.ranks
+    blocking = scenario.bridge is Bridge.CONFIDENTIAL
+    # One opener per core; a copy that holds its thread needs another thread that opens meanwhile.
+    openers = max(2 if blocking else 1, round(share))
+    readers = 4
+    return Plan(
+        nbytes=scenario.nbytes / scenario.ranks,
+        run_bytes=scenario.copy_bytes,
+        readers=readers,
+        openers=openers,
+        cells=max(readers + 2 * openers, scenario.ring_bytes // scenario.copy_bytes),
+        read=_read(scenario),
+        open=_open(scenario),
+        deliver=deliver,
+        delivery=Delivery.BLOCKING if blocking else Delivery.ASYNC,
+        setup=0.0 if scenario.way is Way.PLAIN else value("setup"),
+    ), Pools(
+        cores=share,
+        memory=scenario.memory / scenario.ranks,
+        disk=scenario.disk / scenario.ranks,
+        link=deliver.alone,
+        device=value("device"),
+    )
+
+
+@cache
+def outcome(scenario: Scenario) -> Outcome:
+    """Say how long the load takes and what holds it up."""
+    return simulate(*plan(scenario))

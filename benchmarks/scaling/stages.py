@@ -1,0 +1,306 @@
+"""What each step of a load costs, measured by itself on the files of a bundle.
+
+The simulator (benchmarks/scaling/pipeline.py) puts a load together from steps; here every step is measured alone, so
+that its prediction of the whole is a prediction and not a fit. A cost is seconds of a core per 1e9 bytes, from the
+thread's own processor clock, so that a busy machine does not change it much. All steps are measured with as many
+threads as the loader has openers, because threads that run side by side share caches and memory.
+
+Tags are checked with a key that is not the bundle's: that costs the same, and needs no secret.
+
+``python -m benchmarks.scaling.stages BUNDLE THREADS`` prints the costs as JSON; :func:`measure_apart` runs that in a
+process of its own. ``benchmarks/sealed_load.py`` puts them into its results as ``stages``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import mmap
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from appliance import pages
+from appliance.probe import cache
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+SEGMENT: Final = 1 << 20
+_TAG = 16
+_NO_TAG = bytes(_TAG)
+# As many bytes of additional data as a segment of a bundle has, about.
+_AAD = bytes(96)
+_ROW = 1024
+# Source and destination together fit the second-level cache of every server core of the last years.
+_CACHED = 128 << 10
+_POPULATE_READ = 22  # MADV_POPULATE_READ of Linux, which Python does not name
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Seconds of a core per 1e9 bytes, but for the last two.
+
+    Attributes:
+        map: bring a window of a cached file into the address space, and let go of it.
+        open_mapped: authenticate and decrypt from such a window to a destination.
+        read_direct: read past the page cache.
+        open_cell: authenticate and decrypt what a disk has just put into a cell, to a destination.
+        authenticate: check a segment as GMAC does, without decrypting.
+        open_cached: authenticate and decrypt, source and destination in the core's own cache.
+        copy: copy from a cell to a destination.
+        copy_rows: the same in rows of 1 KiB, which lie 8 KiB apart.
+        wipe: overwrite a cell.
+        cores: cores that as many busy threads as there are openers really got.
+        threads: how many threads.
+    """
+
+    map: float
+    open_mapped: float
+    read_direct: float
+    open_cell: float
+    authenticate: float
+    open_cached: float
+    copy: float
+    copy_rows: float
+    wipe: float
+    cores: float
+    threads: int
+
+
+class _Costs:
+    """Adds up what threads spend on named steps."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.spent: dict[str, float] = {}
+        self.moved: dict[str, int] = {}
+        self.wall: dict[str, float] = {}
+
+    def add(self, step: str, seconds: float, nbytes: int) -> None:
+        with self._lock:
+            self.spent[step] = self.spent.get(step, 0.0) + seconds
+            self.moved[step] = self.moved.get(step, 0) + nbytes
+
+    def per_gb(self, step: str) -> float:
+        return self.spent[step] / self.moved[step] * 1e9
+
+
+class _Clock:
+    """The processor clock of the thread that uses it, read between steps."""
+
+    def __init__(self, costs: _Costs) -> None:
+        self._costs = costs
+        self._last = time.thread_time()
+
+    def step(self, name: str, nbytes: int) -> None:
+        now = time.thread_time()
+        self._costs.add(name, now - self._last, nbytes)
+        # The bookkeeping is nobody's step.
+        self._last = time.thread_time()
+
+
+def _spans(files: Sequence[Path], window: int, limit: int) -> Iterator[tuple[int, int]]:
+    """Give (descriptor, offset) of whole windows, file after file."""
+    left = limit
+    for path in files:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            for offset in range(0, path.stat().st_size - window + 1, window):
+                if left < window:
+                    return
+                left -= window
+                yield descriptor, offset
+        finally:
+            os.close(descriptor)
+
+
+class _Probe:
+    """One round over all steps.
+
+    Args:
+        files: data files of a bundle.
+        threads: how many threads do each step.
+        window_bytes: what is mapped at once, and what a cell holds.
+        limit: most bytes per step.
+    """
+
+    def __init__(self, files: Sequence[Path], *, threads: int, window_bytes: int, limit: int) -> None:
+        self.files, self.threads, self.window, self.limit = files, threads, window_bytes, limit
+        self.aead = AESGCM(AESGCM.generate_key(256))
+        self.memory = pages.map_private(min(limit, sum(path.stat().st_size for path in files)))
+        self.target = torch.frombuffer(self.memory, dtype=torch.uint8)
+        self.target.zero_()
+        self.lock = threading.Lock()
+        self.costs = _Costs()
+
+    def together(self, work: Callable[[Iterator[tuple[int, int, int]], _Clock], None]) -> float:
+        """Run ``work`` on all threads over one list of windows; give the cores they got."""
+        spans = _spans(self.files, self.window, self.limit)
+        numbered = ((number, *span) for number, span in enumerate(spans))
+        spent: list[float] = []
+
+        def shared() -> Iterator[tuple[int, int, int]]:
+            while True:
+                with self.lock:
+                    item = next(numbered, None)
+                if item is None:
+                    return
+                yield item
+
+        def run() -> None:
+            begin = time.thread_time()
+            work(shared(), _Clock(self.costs))
+            spent.append(time.thread_time() - begin)
+
+        workers = [threading.Thread(target=run) for _ in range(self.threads)]
+        begin = time.perf_counter()
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        wall = time.perf_counter() - begin
+        spans.close()  # type: ignore[attr-defined]  # a generator
+        return sum(spent) / wall
+
+    def open(self, source: memoryview, number: int) -> None:
+        """Open the segments of a window out of place, each with a tag written behind it and taken away again."""
+        target = memoryview(self.memory)
+        for index, start in enumerate(range(0, self.window, SEGMENT)):
+            into = self.place(number, start)
+            nonce = (number * 4096 + index).to_bytes(12, "big")
+            sealed = source[start : start + SEGMENT]
+            kept = bytes(sealed[-_TAG:])
+            sealed[-_TAG:] = _NO_TAG
+            with contextlib.suppress(InvalidTag):
+                self.aead.decrypt_into(nonce, sealed, _AAD, target[into : into + SEGMENT - _TAG])
+            sealed[-_TAG:] = kept
+
+    def place(self, number: int, start: int) -> int:
+        """Give the place of a segment in the destination, which may be smaller than what is read."""
+        return (number * self.window + start) % (len(self.memory) // SEGMENT * SEGMENT)
+
+    def strided(self, position: int) -> torch.Tensor:
+        """Give as many bytes as a segment has, in rows with room for seven others between them."""
+        block = self.target[: len(self.memory) // (8 * SEGMENT) * 8 * SEGMENT].view(-1, SEGMENT // _ROW, 8, _ROW)
+        number = position // SEGMENT
+        return block[number // 8 % block.shape[0], :, number % 8]
+
+    def mapped(self, items: Iterator[tuple[int, int, int]], clock: _Clock) -> None:
+        for number, descriptor, offset in items:
+            clock.step("other", 0)
+            window = mmap.mmap(
+                descriptor, self.window, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE, offset=offset
+            )
+            anchor = ctypes.c_ubyte.from_buffer(window)
+            address = ctypes.addressof(anchor)
+            if _libc.madvise(address, self.window, _POPULATE_READ):
+                raise OSError(ctypes.get_errno(), "populating a mapping")
+            clock.step("map", 0)
+            view = memoryview(window)
+            self.open(view, number)
+            clock.step("open_mapped", self.window)
+            view.release()
+            del anchor
+            window.close()
+            clock.step("map", self.window)
+
+    def direct(self, items: Iterator[tuple[int, int, int]], clock: _Clock) -> None:
+        view = memoryview(pages.map_private(self.window))
+        descriptors: dict[int, int] = {}
+        for number, plain, offset in items:
+            if plain not in descriptors:
+                descriptors[plain] = os.open(f"/proc/self/fd/{plain}", os.O_RDONLY | os.O_DIRECT)
+            clock.step("other", 0)
+            os.preadv(descriptors[plain], [view], offset)
+            clock.step("read_direct", self.window)
+            self.open(view, number)
+            clock.step("open_cell", self.window)
+        for descriptor in descriptors.values():
+            os.close(descriptor)
+
+    def in_memory(self, items: Iterator[tuple[int, int, int]], clock: _Clock) -> None:
+        cell = torch.frombuffer(pages.map_private(SEGMENT), dtype=torch.uint8)
+        cell.fill_(1)
+        small, result = memoryview(bytes(_CACHED)), memoryview(bytearray(_CACHED - _TAG))
+        for number, _, _ in items:
+            clock.step("other", 0)
+            for start in range(0, self.window, SEGMENT):
+                into = self.place(number, start)
+                self.target[into : into + SEGMENT].copy_(cell)
+            clock.step("copy", self.window)
+            rows = cell.view(-1, _ROW)
+            for start in range(0, self.window, SEGMENT):
+                self.strided(number * self.window + start).copy_(rows)
+            clock.step("copy_rows", self.window)
+            for _ in range(0, self.window, SEGMENT):
+                ctypes.memset(cell.data_ptr(), 0, SEGMENT)
+            clock.step("wipe", self.window)
+            view = memoryview(self.memory)
+            for index, start in enumerate(range(0, self.window, SEGMENT)):
+                source = self.place(number, start)
+                nonce = (number * 4096 + index).to_bytes(12, "big")
+                self.aead.encrypt(nonce, b"", view[source : source + SEGMENT])
+            clock.step("authenticate", self.window)
+            for index in range(0, self.window, _CACHED):
+                with contextlib.suppress(InvalidTag):
+                    self.aead.decrypt_into(index.to_bytes(12, "big"), small, _AAD, result)
+            clock.step("open_cached", self.window)
+
+
+def measure(
+    files: Sequence[Path], *, threads: int, window_bytes: int = 8 * SEGMENT, limit: int = 1 << 30, rounds: int = 3
+) -> Stages:
+    """Measure every step, median of some rounds.
+
+    Args:
+        files: data files of a bundle, on the disk that is to be measured; they end outside of the page cache.
+        threads: the loader's openers.
+        window_bytes: a multiple of the segment size.
+        limit: most bytes that a step goes over, per round.
+        rounds: how often.
+    """
+    taken: list[Stages] = []
+    for _ in range(rounds + 1):
+        probe = _Probe(files, threads=threads, window_bytes=window_bytes, limit=limit)
+        cache.fill(files)
+        cores = probe.together(probe.mapped)
+        probe.together(probe.in_memory)
+        cache.evict(files)
+        probe.together(probe.direct)
+        costs = {step.name: probe.costs.per_gb(step.name) for step in fields(Stages)[:-2]}
+        taken.append(Stages(**costs, cores=cores, threads=threads))
+    rows = [asdict(row) for row in taken[1:]]  # the first round only warms up
+    return Stages(**{name: statistics.median(row[name] for row in rows) for name in rows[0]})
+
+
+def measure_apart(bundle: Path, *, threads: int) -> dict[str, Any]:
+    """Measure in a process of its own, whose memory is gone afterwards; give the members of :class:`Stages`."""
+    command = [sys.executable, "-m", "benchmarks.scaling.stages", str(bundle), str(threads)]
+    output = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
+    members: dict[str, Any] = json.loads(output)
+    return members
+
+
+def main(arguments: Sequence[str]) -> None:
+    torch.set_num_threads(1)
+    files = sorted(Path(arguments[0]).glob("data-*.seal"))
+    stages = measure(files, threads=int(arguments[1]))
+    print(json.dumps({name: round(number, 5) for name, number in asdict(stages).items()}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
