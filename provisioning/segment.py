@@ -84,7 +84,7 @@ def associated_data(bundle_id: bytes, section: Section, segment_size: int, descr
     return lambda number: head + struct.pack("<I", number) + tail
 
 
-class _SectionCipher:
+class SectionCipher:
     """What sealing and opening have in common: the key of one section, for the length of a ``with`` block."""
 
     __slots__ = ("_aad", "_aead", "_base", "_secret", "section", "segment_size")
@@ -129,7 +129,7 @@ class _SectionCipher:
 
 
 @final
-class SectionOpener(_SectionCipher):
+class SectionOpener(SectionCipher):
     """Opens the segments of one section, in any order and from several threads at once.
 
     Args:
@@ -177,7 +177,7 @@ class SectionOpener(_SectionCipher):
 
 
 @final
-class SectionSealer(_SectionCipher):
+class SectionSealer(SectionCipher):
     """Seals the segments of one section, each once and in order; only ``pack`` uses it.
 
     Args: as :class:`SectionOpener`; the key must be fresh.
