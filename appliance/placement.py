@@ -1,9 +1,10 @@
 """Where the plaintext of a stream goes: from bytes of a stream to elements of destination tensors.
 
-A piece is one tile of a tensor, contiguous in its stream in row order. Its destination is a ``[rows, columns]`` view of
-the rank's tensor: for a tile cut along dimension 0 one long row, for one cut along a later dimension a strided block.
-A run of a stream may begin and end inside a row, so one piece needs at most three copies: the rest of a first
-row, whole rows, the start of a last row. Where the destination has another floating type, the copy converts.
+Which bytes go to which part of a rank's tensor is planned in provisioning/shares.py; here parts become views. A slice
+is contiguous in its stream in row order. Its destination is a ``[rows, columns]`` view of the rank's tensor: for a tile
+cut along dimension 0 one long row, for one cut along a later dimension a strided block. A run of a stream may begin and
+end inside a row, so one slice needs at most three copies: the rest of a first row, whole rows, the start of a last row.
+Where the destination has another floating type, the copy converts.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from dataclasses import dataclass
 import torch
 
 from appliance.errors import ModelUnsupported
-from provisioning.layout import Layout, Piece, TensorSpec
+from provisioning import shares
+from provisioning.layout import Layout, TensorSpec
+from provisioning.shares import Part, Slice
 
-# Names of safetensors to torch; the sub-byte types have no tensors in torch and are refused.
+# Names of safetensors to torch; 6-bit types have no tensors in torch and are refused.
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -25,13 +28,17 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
     "I16": torch.int16,
     "I32": torch.int32,
     "I64": torch.int64,
+    "F4": torch.float4_e2m1fn_x2,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "F32": torch.float32,
     "F64": torch.float64,
 }
+# Elements of the checkpoint in one element of torch, along the last dimension.
+_PACKED: dict[torch.dtype, int] = {torch.float4_e2m1fn_x2: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,29 +79,20 @@ def plan(
         ModelUnsupported: ``load.tensor.missing``, ``load.tensor.unexpected``, ``load.tensor.shape``,
             ``load.tensor.dtype``.
     """
-    wanted = [spec for spec in layout.tensors if not skip(spec.name)]
-    _match_names({spec.name for spec in wanted}, set(destinations))
-    starts: dict[str, int] = {}
-    for spec in wanted:
-        starts[spec.name], shape = local_shape(spec, tiles=layout.tiles, rank=rank, world=world)
-        _match_tensor(spec, shape, destinations[spec.name])
-    targets: dict[int, tuple[Target, ...]] = {}
-    for stream in layout.rank_streams(rank, world):
-        pieces = ((piece, layout.tensors[piece.tensor_index]) for piece in layout.streams[stream].pieces)
-        targets[stream] = tuple(
-            _target(piece, spec, destinations[spec.name], starts[spec.name])
-            for piece, spec in pieces
-            if spec.name in starts
+    parts = shares.parts(layout, rank=rank, world=world)
+    wanted = {index: part for index, part in parts.items() if not skip(layout.tensors[index].name)}
+    _match_names({layout.tensors[index].name for index in wanted}, set(destinations))
+    for index, part in wanted.items():
+        spec = layout.tensors[index]
+        _match_tensor(spec, part, destinations[spec.name])
+    return {
+        stream: tuple(
+            _target(item, layout.tensors[item.tensor], destinations[layout.tensors[item.tensor].name])
+            for item in listed
+            if item.tensor in wanted
         )
-    return targets
-
-
-def local_shape(spec: TensorSpec, *, tiles: int, rank: int, world: int) -> tuple[int, tuple[int, ...]]:
-    """Give where a rank's part of a tensor begins along the parallel dimension, and the shape of the part."""
-    if spec.parallel is None:
-        return 0, spec.shape
-    start, stop = (spec.edge(part * tiles // world, tiles) for part in (rank, rank + 1))
-    return start, (*spec.shape[: spec.parallel], stop - start, *spec.shape[spec.parallel + 1 :])
+        for stream, listed in shares.slices(layout, rank=rank, world=world).items()
+    }
 
 
 def _match_names(offered: set[str], wanted: set[str]) -> None:
@@ -118,7 +116,8 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _match_tensor(spec: TensorSpec, shape: tuple[int, ...], destination: torch.Tensor) -> None:
+def _match_tensor(spec: TensorSpec, part: Part, destination: torch.Tensor) -> None:
+    dtype, shape = _in_torch(spec, part)
     if tuple(destination.shape) != shape:
         raise ModelUnsupported(
             "load.tensor.shape",
@@ -126,7 +125,6 @@ def _match_tensor(spec: TensorSpec, shape: tuple[int, ...], destination: torch.T
             expected=f"{list(shape)}, as the bundle has it",
             hint="config.json does not fit the tensors; ask the owner for a sound bundle",
         )
-    dtype = TORCH_DTYPES.get(spec.dtype)
     # A number of one kind must not silently become one of another: scales and packed weights are no plain floats.
     if dtype is None or (dtype != destination.dtype and not (_converts(dtype) and _converts(destination.dtype))):
         raise ModelUnsupported(
@@ -141,13 +139,27 @@ def _converts(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype.itemsize >= 2
 
 
-def _target(piece: Piece, spec: TensorSpec, destination: torch.Tensor, start: int) -> Target:
-    part = destination
-    if spec.parallel is not None:
-        part = destination.narrow(spec.parallel, piece.tile_start - start, piece.tile_stop - piece.tile_start)
+def _in_torch(spec: TensorSpec, part: Part) -> tuple[torch.dtype | None, tuple[int, ...]]:
+    """Give type and shape that a part has in torch; no type where torch has none for it."""
+    dtype = TORCH_DTYPES.get(spec.dtype)
+    packed = 1 if dtype is None else _PACKED.get(dtype, 1)
+    if packed == 1:
+        return dtype, part.shape
+    if not part.shape or part.shape[-1] % packed:
+        # Rows would share an element of torch.
+        return None, part.shape
+    return dtype, (*part.shape[:-1], part.shape[-1] // packed)
+
+
+def _target(item: Slice, spec: TensorSpec, destination: torch.Tensor) -> Target:
+    dtype = TORCH_DTYPES[spec.dtype]
+    own = destination
+    if item.dimension is not None:
+        packed = _PACKED.get(dtype, 1) if item.dimension == len(spec.shape) - 1 else 1
+        own = destination.narrow(item.dimension, item.first // packed, (item.last - item.first) // packed)
     try:
         # A view, never a reshape: that would copy where the strides do not fit, and the copy would be filled instead.
-        block = part.view(spec.outer, -1)
+        block = own.view(spec.outer, -1)
     except RuntimeError:
         raise ModelUnsupported(
             "load.tensor.layout",
@@ -155,7 +167,7 @@ def _target(piece: Piece, spec: TensorSpec, destination: torch.Tensor, start: in
             expected="rows one behind the other",
             hint="this is a fault of the engine; report it",
         ) from None
-    return Target(piece.offset, piece.offset + piece.length, TORCH_DTYPES[spec.dtype], block)
+    return Target(item.start, item.stop, dtype, block)
 
 
 def place(targets: tuple[Target, ...], start: int, plain: torch.Tensor) -> None:

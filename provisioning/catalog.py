@@ -16,7 +16,7 @@ from attestation import strictjson
 from attestation.errors import FormatError
 from attestation.strictjson import Fields
 from provisioning.errors import BundleDamaged
-from provisioning.geometry import Geometry
+from provisioning.geometry import MAX_TILES, Geometry
 from provisioning.layout import Layout, TensorSpec
 from provisioning.stheader import MAX_NAME_CHARACTERS, MAX_RANK, MAX_TENSOR_BYTES, MAX_TENSORS
 
@@ -157,6 +157,10 @@ def _tensor_payload(spec: TensorSpec) -> dict[str, Any]:
     members: dict[str, Any] = {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)}
     if spec.parallel is not None:
         members["parallel"] = spec.parallel
+    if spec.block > 1:
+        members["block"] = spec.block
+    if spec.column is not None:
+        members["column"] = spec.column
     return members
 
 
@@ -187,6 +191,9 @@ def _read_tensor(members: dict[str, Any]) -> TensorSpec:
         fields.text("dtype", limit=32),
         tuple(shape),
         fields.integer("parallel", high=MAX_RANK - 1) if fields.has("parallel") else None,
+        # Blocks of one element are not written, so that a catalog has one form.
+        fields.integer("block", low=2, high=MAX_TENSOR_BYTES) if fields.has("block") else 1,
+        fields.integer("column", high=MAX_TILES - 1) if fields.has("column") else None,
     )
     fields.end()
     return spec

@@ -2,9 +2,10 @@
 
 Words: a *tile* is one tensor's share along its parallel dimension; a *column* is all tiles of one number; a *stream* is
 a continuous byte string: stream 0 the catalog, stream 1 what every rank needs, stream 2 + c column c. A *piece* is one
-tile in its stream. A stream is filled with zeros to whole segments and then cut into segments of one size, whatever the
-edges of tensors, so that lengths on the medium tell nothing of shapes (docs/adr/0003-continuous-streams.md). A
-*section* is a run of segments of one stream under one key.
+tile in its stream. A tensor is cut into tiles, or lies in one column as a whole because it belongs to one expert, or
+is common. A stream is filled with zeros to whole segments and then cut into segments of one size, whatever the edges of
+tensors, so that lengths on the medium tell nothing of shapes (docs/adr/0003-continuous-streams.md). A *section* is a
+run of segments of one stream under one key.
 
 Rank r of R opens columns [rW/R, (r+1)W/R) and the common stream, so R = 1, 2, 4, 8 each read just their own bytes of
 every parallel tensor.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import heapq
 import math
 import struct
 from collections.abc import Iterable, Sequence
@@ -29,61 +31,12 @@ from provisioning.geometry import (
     rank_streams,
     segment_count,
 )
+from provisioning.naming import parallel_dimension
 from provisioning.stheader import DTYPE_BITS, tensor_bytes
 
 # Tiles begin on this; it is a multiple of every element size, and segments are multiples of it, so that no element is
 # split between two segments (6-bit elements, four in three bytes, are the exception and are viewed as bytes).
 ALIGNMENT: Final = 64
-
-# Scales of 8-bit floats and smaller cover blocks of this many elements; a tile's edge must not cut a block.
-QUANTIZATION_BLOCK: Final = 128
-
-_ROWS: Final = frozenset(
-    {
-        "q_proj",
-        "k_proj",
-        "v_proj",
-        "gate_proj",
-        "up_proj",
-        "w1",
-        "w3",
-        "q_b_proj",
-        "kv_b_proj",
-        "embed_tokens",
-        "lm_head",
-    }
-)
-_COLUMNS: Final = frozenset({"o_proj", "down_proj", "w2"})
-_EXPERT_STACKS: Final = frozenset({"gate_up_proj", "gate_proj", "up_proj", "down_proj"})
-# Parameters of one expert stack that checkpoints name without a dot.
-_STACK_SUFFIXES: Final = ("_blocks", "_scales", "_bias")
-_PARAMETERS: Final = frozenset(
-    {"weight", "bias", "weight_scale", "weight_scale_inv", "weight_packed", "weight_zero_point"}
-)
-
-
-def parallel_dimension(name: str, shape: Sequence[int]) -> int | None:
-    """Give the dimension that tensor parallelism cuts, by the names of Hugging Face checkpoints.
-
-    Column-parallel matrices and their biases are cut along dimension 0, row-parallel matrices along dimension 1,
-    experts stacked in one tensor along dimension 0, so that a tile is whole experts. What is not recognised is common:
-    every rank then opens it, which costs time but is never wrong.
-    """
-    parts = name.split(".")
-    if parts[-1] in _PARAMETERS and len(parts) > 1:
-        parts.pop()
-    module = parts[-1]
-    for suffix in _STACK_SUFFIXES:
-        module = module.removesuffix(suffix)
-    in_stack = len(parts) > 1 and parts[-2] == "experts" and module in _EXPERT_STACKS
-    dimension: int | None = None
-    if in_stack or parts[-1] in _ROWS:
-        dimension = 0 if shape else None
-    elif parts[-1] in _COLUMNS:
-        dimension = 1 if len(shape) > 1 else None
-    if dimension is None or shape[dimension] < 2:
-        return None
-    return dimension
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +47,28 @@ class TensorSpec:
         name: its name in the checkpoint.
         dtype: a key of ``stheader.DTYPE_BITS``.
         shape: sizes in elements.
-        parallel: the dimension along which it is cut into tiles, or None for a common tensor.
+        parallel: the dimension along which it is cut into tiles, or None.
+        block: elements along that dimension that stay together; 1 for a tensor that is not cut.
+        column: the column that holds a tensor of one expert as a whole, or None.
+
+    A tensor with neither ``parallel`` nor ``column`` is common.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     parallel: int | None
+    block: int = 1
+    column: int | None = None
 
     @classmethod
     def plan(cls, name: str, dtype: str, shape: tuple[int, ...]) -> TensorSpec:
-        """Choose how a tensor is cut; one whose rows are no whole bytes (4 or 6 bits) is left whole."""
+        """Choose how a tensor is cut that no other is bound to; whole models are planned by provisioning/tiling.py."""
         parallel = parallel_dimension(name, shape)
-        if parallel is not None and not _cuts_at_bytes(dtype, shape, parallel):
-            parallel = None
-        return cls(name, dtype, shape, parallel)
+        if parallel is None:
+            return cls(name, dtype, shape, None)
+        spec = cls(name, dtype, shape, parallel, byte_block(dtype, shape, parallel))
+        return spec if spec.check() is None else cls(name, dtype, shape, None)
 
     def check(self) -> str | None:
         """Say what makes a layout of this tensor impossible, or None."""
@@ -116,11 +76,14 @@ class TensorSpec:
             return "its dtype is unknown"
         if tensor_bytes(self.dtype, self.shape) is None:
             return "its size is no whole number of bytes"
+        if self.column is not None and (self.parallel is not None or self.column < 0):
+            return "it cannot lie in one column"
         if self.parallel is None:
-            return None
-        if not 0 <= self.parallel < len(self.shape) or self.shape[self.parallel] < 2:
+            return None if self.block == 1 else "it has blocks and is not cut"
+        if not 0 <= self.parallel < len(self.shape) or self.block < 1 or self.blocks < 2:
             return "it cannot be cut along that dimension"
-        if not _cuts_at_bytes(self.dtype, self.shape, self.parallel):
+        row_bits = math.prod(self.shape[self.parallel :]) * DTYPE_BITS[self.dtype]
+        if row_bits % 8 or self.block % byte_block(self.dtype, self.shape, self.parallel):
             return "its tiles would cut a byte"
         return None
 
@@ -131,27 +94,31 @@ class TensorSpec:
 
     @property
     def outer(self) -> int:
-        """How many rows a tile has: the product of the sizes before the parallel dimension; 1 for a common tensor."""
+        """How many rows a tile has: the product of the sizes before the parallel dimension; 1 for a whole tensor."""
         return 1 if self.parallel is None else math.prod(self.shape[: self.parallel])
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks lie along the parallel dimension; the last one may be shorter."""
+        if self.parallel is None:
+            raise ValueError("a whole tensor has no blocks")
+        return -(-self.shape[self.parallel] // self.block)
 
     def edge(self, tile: int, tiles: int) -> int:
         """Give where a tile begins along the parallel dimension, in elements; tile ``tiles`` begins at the end.
 
-        Edges lie at equal shares of the quantization blocks (one element is a block where nothing is quantized), so
-        that a matrix and its block scales, which have one element for each block, are cut alike.
+        Edges lie at equal shares of the blocks, so that all tensors of as many blocks are cut alike: a matrix by its
+        quantization blocks, and its scales, which have one element for each.
         """
         if self.parallel is None:
-            raise ValueError("a common tensor has no tiles")
-        size = self.shape[self.parallel]
-        block = _block(self.dtype)
-        return min(size, block * (-(-size // block) * tile // tiles))
+            raise ValueError("a whole tensor has no tiles")
+        return min(self.shape[self.parallel], self.block * (self.blocks * tile // tiles))
 
     def is_even(self, tiles: int) -> bool:
-        """Say whether all tiles have one size; a common tensor has no tiles and is even."""
+        """Say whether all columns hold as much of it; they hold nothing of a common tensor."""
         if self.parallel is None:
-            return True
-        size = self.shape[self.parallel]
-        return size % (_block(self.dtype) * tiles) == 0
+            return self.column is None or tiles == 1
+        return self.shape[self.parallel] % (self.block * tiles) == 0
 
     def row_bytes(self, start: int, stop: int) -> int:
         """Give the bytes of one row of the tile ``[start, stop)`` of the parallel dimension."""
@@ -160,14 +127,9 @@ class TensorSpec:
         return (stop - start) * math.prod(self.shape[self.parallel + 1 :]) * DTYPE_BITS[self.dtype] // 8
 
 
-def _block(dtype: str) -> int:
-    return QUANTIZATION_BLOCK if dtype.startswith("F") and DTYPE_BITS[dtype] <= 8 else 1
-
-
-def _cuts_at_bytes(dtype: str, shape: Sequence[int], parallel: int) -> bool:
-    inner = math.prod(shape[parallel + 1 :]) * DTYPE_BITS[dtype]
-    # The last tile's edge need not be on a block, so both a row and a block must be whole bytes.
-    return inner * shape[parallel] % 8 == 0 and inner * _block(dtype) % 8 == 0
+def byte_block(dtype: str, shape: Sequence[int], parallel: int) -> int:
+    """Give how many elements along a dimension make whole bytes; more than one only below 8 bits."""
+    return 8 // math.gcd(8, math.prod(shape[parallel + 1 :]) * DTYPE_BITS[dtype])
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +138,8 @@ class Piece:
 
     Attributes:
         tensor_index: which tensor of the layout.
-        tile_start: first element along the parallel dimension; 0 for a common tensor.
-        tile_stop: behind its last element; the size of dimension 0 for a common tensor, 1 for a scalar.
+        tile_start: first element along the parallel dimension; 0 for a whole tensor.
+        tile_stop: behind its last element; the size of dimension 0 for a whole tensor, 1 for a scalar.
         stream: in which stream it lies.
         offset: its first byte in the stream, a multiple of ``ALIGNMENT``.
         length: its bytes, at least one.
@@ -209,12 +171,20 @@ class Stream:
 class Streams(Sequence[Stream]):
     """The streams of a layout, each planned when it is first asked for: a rank pays for its own columns only."""
 
-    __slots__ = ("_planned", "_tensors", "_tiles")
+    __slots__ = ("_cut", "_planned", "_tensors", "_tiles", "_whole")
 
     def __init__(self, tensors: Sequence[TensorSpec], tiles: int) -> None:
         self._tensors = tensors
         self._tiles = tiles
         self._planned: dict[int, Stream] = {}
+        # Which tensors have a piece in every column, and which lie in one stream; so no plan looks at all tensors.
+        self._cut: list[int] = []
+        self._whole: list[list[int]] = [[] for _ in range(len(self))]
+        for index, spec in enumerate(tensors):
+            if spec.parallel is not None:
+                self._cut.append(index)
+            else:
+                self._whole[COMMON_STREAM if spec.column is None else FIRST_COLUMN + spec.column].append(index)
 
     def __len__(self) -> int:
         return FIRST_COLUMN + self._tiles
@@ -237,8 +207,9 @@ class Streams(Sequence[Stream]):
     def _plan(self, number: int) -> Stream:
         pieces: list[Piece] = []
         end = 0
-        for index, spec in enumerate(self._tensors):
-            start, stop, length = _tile(spec, number, self._tiles)
+        cut = self._cut if number >= FIRST_COLUMN else ()
+        for index in heapq.merge(cut, self._whole[number]):
+            start, stop, length = _tile(self._tensors[index], number - FIRST_COLUMN, self._tiles)
             if length:
                 offset = -(-end // ALIGNMENT) * ALIGNMENT
                 pieces.append(Piece(index, start, stop, number, offset, length))
@@ -266,7 +237,10 @@ class Layout:
         self.tensors = tuple(tensors)
         self.tiles = tiles
         for index, spec in enumerate(self.tensors):
-            if (trouble := spec.check()) is not None:
+            trouble = spec.check()
+            if trouble is None and spec.column is not None and spec.column >= tiles:
+                trouble = "its column is none of these"
+            if trouble is not None:
                 raise ValueError(f"tensor {index}: {trouble}")
         self.streams = Streams(self.tensors, tiles)
 
@@ -306,14 +280,11 @@ class Layout:
         return pieces[low:high]
 
 
-def _tile(spec: TensorSpec, stream: int, tiles: int) -> tuple[int, int, int]:
-    """Give (tile start, tile stop, bytes) of a tensor's part of a stream; no bytes where it has none."""
+def _tile(spec: TensorSpec, column: int, tiles: int) -> tuple[int, int, int]:
+    """Give (tile start, tile stop, bytes) of a tensor's part of a stream that it has a part of."""
     if spec.parallel is None:
-        return 0, spec.shape[0] if spec.shape else 1, spec.nbytes if stream == COMMON_STREAM else 0
-    if stream < FIRST_COLUMN:
-        return 0, 0, 0
-    start = spec.edge(stream - FIRST_COLUMN, tiles)
-    stop = spec.edge(stream - FIRST_COLUMN + 1, tiles)
+        return 0, spec.shape[0] if spec.shape else 1, spec.nbytes
+    start, stop = spec.edge(column, tiles), spec.edge(column + 1, tiles)
     return start, stop, spec.outer * spec.row_bytes(start, stop)
 
 

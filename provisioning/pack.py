@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from attestation.policy import AppraisalPolicy
+from provisioning import shares, tiling
 from provisioning.bundle import TABLE_NAME
 from provisioning.catalog import Catalog
 from provisioning.errors import ModelRefused, OutputFailed
 from provisioning.files import refuse_existing, sync_directory
 from provisioning.geometry import FILE_BYTES, MAX_SECTION_BYTES, MAX_TILES, Geometry, is_power_of_two
-from provisioning.layout import Layout, TensorSpec
+from provisioning.layout import Layout
 from provisioning.manifest import FILE_NAME, MAX_ENVELOPE_BYTES, Manifest, check_name
 from provisioning.ownerkey import OwnerSigner
 from provisioning.sealing import Sealing, refuse_output
@@ -139,6 +140,7 @@ def pack(
         ModelRefused: ``source.*`` or ``safetensors.*``; nothing was written.
         KeyRefused: ``owner.purpose`` when the key must not sign for this policy; nothing was written.
         OutputFailed: ``output.exists``, ``pack.disk.full`` or ``pack.output``; nothing is left behind.
+        BundleDamaged: ``share.*`` for a fault of the plan itself; nothing was written.
     """
     started = time.monotonic()
     signer.require_purpose(policy)
@@ -149,10 +151,14 @@ def pack(
     with Source(source_dir) as source, _workplace(out) as (directory, work):
         if examine is not None:
             examine(source)
-        specs = [TensorSpec.plan(item.info.name, item.info.dtype, item.info.shape) for item in source.tensors]
+        specs = tiling.plan(
+            ((item.info.name, item.info.dtype, item.info.shape) for item in source.tensors), tiles=tiles
+        )
         catalog = Catalog(specs, source.files, tiles=tiles)
         head = catalog.encode()
         geometry = _geometry(catalog.layout, len(head), segment_size, section_bytes, file_cap)
+        # A plan that loses a byte must be found now, not after the model was carried to a machine that cannot load it.
+        shares.check_all(catalog.layout, geometry)
         _check_room(out.parent, geometry)
         with SecretBytes.random(BUNDLE_KEY_BYTES) as key:
             bundle_id = secrets.token_bytes(BUNDLE_ID_BYTES)

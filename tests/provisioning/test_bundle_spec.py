@@ -89,9 +89,10 @@ def test_the_example_lays_out_as_the_document_says() -> None:
 
 
 MODULES = (
-    "stheader source layout geometry segment table manifest catalog bundle blocks verify pack weave sealing cli/bundle"
+    "stheader source layout shares geometry segment table manifest catalog bundle blocks verify pack weave sealing "
+    "cli/bundle"
 )
-CODE = re.compile(r'"((?:safetensors|source|catalog|table|bundle|segment|manifest|pack)(?:\.[a-z_]+)+)"')
+CODE = re.compile(r'"((?:safetensors|source|catalog|table|bundle|segment|manifest|pack|share)(?:\.[a-z_]+)+)"')
 NOT_CODES = {"manifest.dsse.json", "catalog.files", "catalog.tensors"}
 
 

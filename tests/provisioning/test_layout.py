@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from provisioning.geometry import COMMON_STREAM, FIRST_COLUMN, Geometry, Section, rank_streams
-from provisioning.layout import ALIGNMENT, Layout, Piece, TensorSpec, descriptor_digest, parallel_dimension
+from provisioning.layout import ALIGNMENT, Layout, Piece, TensorSpec, descriptor_digest
 from provisioning.stheader import DTYPE_BITS, tensor_bytes
 
 SEGMENT = 256 << 10
@@ -34,13 +34,14 @@ def specs(draw: st.DrawFn) -> list[TensorSpec]:
     for number in range(draw(st.integers(1, 6))):
         dtype = draw(st.sampled_from(sorted(DTYPE_BITS)))
         shape = tuple(draw(st.lists(st.integers(0, 40), min_size=0, max_size=3)))
-        if draw(st.booleans()) and shape:
-            # Wide enough for several quantization blocks.
-            shape = (*shape[:-1], shape[-1] * 16)
         if tensor_bytes(dtype, shape) is None:
             shape = (*shape, 8)
         name = f"p{number}.{draw(st.sampled_from(NAMES))}"
-        made.append(TensorSpec.plan(name, dtype, shape))
+        spec = TensorSpec.plan(name, dtype, shape)
+        if spec.parallel is None and draw(st.booleans()):
+            spec = replace(spec, column=0)
+        blocked = replace(spec, block=spec.block * draw(st.integers(1, 5)))
+        made.append(spec if blocked.check() else blocked)
     return made
 
 
@@ -114,49 +115,6 @@ def test_refuses_ranks_that_the_tiles_do_not_divide_into(rank: int, world: int) 
         rank_streams(rank, world, tiles=8)
 
 
-DIMENSIONS = [
-    ("model.embed_tokens.weight", (100, 8), 0),
-    ("lm_head.weight", (100, 8), 0),
-    ("model.layers.3.self_attn.q_proj.weight", (8, 8), 0),
-    ("model.layers.3.self_attn.q_proj.bias", (8,), 0),
-    ("model.layers.3.self_attn.k_proj.weight", (4, 8), 0),
-    ("model.layers.3.self_attn.v_proj.weight", (4, 8), 0),
-    ("model.layers.3.self_attn.o_proj.weight", (8, 8), 1),
-    ("model.layers.3.self_attn.o_proj.bias", (8,), None),
-    ("model.layers.3.mlp.gate_proj.weight", (16, 8), 0),
-    ("model.layers.3.mlp.up_proj.weight_scale_inv", (2, 2), 0),
-    ("model.layers.3.mlp.down_proj.weight", (8, 16), 1),
-    ("model.layers.3.mlp.down_proj.weight_scale_inv", (2, 4), 1),
-    ("model.layers.3.mlp.down_proj.weight_scale", (8, 1), None),
-    ("model.layers.3.mlp.experts.7.w2.weight", (8, 16), 1),
-    ("model.layers.3.mlp.experts.7.gate_proj.weight", (16, 8), 0),
-    ("model.layers.3.mlp.experts.gate_up_proj", (4, 8, 32), 0),
-    ("model.layers.3.mlp.experts.down_proj", (4, 16, 8), 0),
-    ("model.layers.3.mlp.experts.down_proj_blocks", (4, 16, 2, 16), 0),
-    ("model.layers.3.mlp.gate.weight", (4, 8), None),
-    ("model.layers.3.mlp.gate_up_proj.weight", (32, 8), None),
-    ("model.layers.3.input_layernorm.weight", (8,), None),
-    ("model.norm.weight", (8,), None),
-    ("q_proj", (8, 8), 0),
-    ("q_proj.weight", (), None),
-    ("weight", (8,), None),
-    ("lm_head.weight", (1, 8), None),
-]
-
-
-@pytest.mark.parametrize(("name", "shape", "expected"), DIMENSIONS)
-def test_cuts_by_the_names_of_checkpoints(name: str, shape: tuple[int, ...], expected: int | None) -> None:
-    assert parallel_dimension(name, shape) == expected
-
-
-@pytest.mark.parametrize("size", [576, 1000, 1024, 4096, 4100])
-def test_block_scales_are_cut_as_their_matrix_is(size: int) -> None:
-    matrix = TensorSpec.plan("m.down_proj.weight", "F8_E4M3", (256, size))
-    scales = TensorSpec.plan("m.down_proj.weight_scale_inv", "F32", (2, -(-size // 128)))
-    for tile in range(9):
-        assert matrix.edge(tile, 8) == min(size, scales.edge(tile, 8) * 128)
-
-
 def test_edges_lie_at_whole_heads_when_ranks_divide_the_heads() -> None:
     keys = TensorSpec.plan("m.k_proj.weight", "BF16", (4 * 96, 64))
     assert [keys.edge(rank * 2, 8) % 96 for rank in range(4)] == [0, 0, 0, 0]
@@ -174,6 +132,13 @@ BAD_SPECS = [
     TensorSpec("a", "U8", (1, 4), 0),
     TensorSpec("a", "U8", (4,), -1),
     TensorSpec("a", "F4", (2, 3), 1),
+    TensorSpec("a", "F4", (2, 4), 1, 1),
+    TensorSpec("a", "U8", (4,), None, 2),
+    TensorSpec("a", "U8", (4,), 0, 0),
+    TensorSpec("a", "U8", (4,), 0, -1),
+    TensorSpec("a", "U8", (4,), 0, 4),
+    TensorSpec("a", "U8", (4,), 0, 1, 0),
+    TensorSpec("a", "U8", (4,), None, 1, -1),
     TensorSpec("a", "U8", (1 << 60, 1 << 60), None),
 ]
 
@@ -190,9 +155,29 @@ def test_refuses_other_numbers_of_tiles(tiles: int) -> None:
         Layout([], tiles)
 
 
-def test_a_common_tensor_has_no_edges() -> None:
-    with pytest.raises(ValueError, match="common"):
-        TensorSpec("a", "U8", (4,), None).edge(0, 8)
+def test_a_common_tensor_has_no_edges_and_no_blocks() -> None:
+    spec = TensorSpec("a", "U8", (4,), None)
+    with pytest.raises(ValueError, match="no tiles"):
+        spec.edge(0, 8)
+    with pytest.raises(ValueError, match="no blocks"):
+        _ = spec.blocks
+
+
+def test_edges_lie_on_blocks_and_the_last_one_at_the_end() -> None:
+    spec = TensorSpec("a", "F8_E4M3", (576,), 0, 128)
+    assert [spec.edge(tile, 8) for tile in range(9)] == [0, 0, 128, 128, 256, 384, 384, 512, 576]
+
+
+def test_a_tensor_of_one_expert_lies_in_its_column_and_nowhere_else() -> None:
+    layout = Layout([TensorSpec("a", "U8", (4,), None, column=2), TensorSpec("b", "U8", (8,), 0)], 4)
+    held = [[piece.tensor_index for piece in stream.pieces] for stream in layout.streams]
+    assert held == [[], [], [1], [1], [0, 1], [1]]
+
+
+@pytest.mark.parametrize("column", [4, 63])
+def test_refuses_a_column_that_the_layout_does_not_have(column: int) -> None:
+    with pytest.raises(ValueError, match="its column"):
+        Layout([TensorSpec("a", "U8", (4,), None, column=column)], 4)
 
 
 @settings(deadline=None)

@@ -143,9 +143,52 @@ def test_refuses_a_change_of_kind(stored: str, wanted: torch.dtype) -> None:
     assert error.code == "load.tensor.dtype"
 
 
-def test_refuses_types_that_torch_does_not_have() -> None:
-    error = _refused([TensorSpec.plan("norm.weight", "F4", (4,))], {"norm.weight": torch.zeros(4)})
+@pytest.mark.parametrize(("stored", "shape"), [("F6_E2M3", (4,)), ("F4", (2, 3))])
+def test_refuses_types_and_shapes_that_torch_does_not_have(stored: str, shape: tuple[int, ...]) -> None:
+    error = _refused([TensorSpec.plan("norm.weight", stored, shape)], {"norm.weight": torch.zeros(shape)})
     assert error.code == "load.tensor.dtype"
+
+
+PACKED = {"F4": torch.float4_e2m1fn_x2, "F8_E8M0": torch.float8_e8m0fnu}
+
+
+@pytest.mark.parametrize("stored", PACKED)
+@pytest.mark.parametrize("dimension", [0, 1])
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_fills_types_of_four_bits_and_bare_exponents_byte_by_byte(stored: str, dimension: int, world: int) -> None:
+    width = 32 if stored == "F4" else 16
+    spec = TensorSpec("w", stored, (8, width), dimension, 2)
+    layout = Layout([spec], 4)
+    whole = torch.arange(128, dtype=torch.uint8).view(8, 16)
+    for rank in range(world):
+        wanted = torch.chunk(whole, world, dim=dimension)[rank]
+        own = torch.full(wanted.shape, 255, dtype=torch.uint8).view(PACKED[stored])
+        targets = placement.plan(layout, rank=rank, world=world, destinations={"w": own}, skip=lambda _: False)
+        for column in range(rank * 4 // world, (rank + 1) * 4 // world):
+            tile = torch.chunk(whole, 4, dim=dimension)[column].flatten()
+            plain = torch.zeros(64, dtype=torch.uint8)
+            plain[: tile.numel()] = tile
+            placement.place(targets[2 + column], 0, plain)
+        assert torch.equal(own.view(torch.uint8), wanted)
+
+
+def test_wants_only_the_experts_of_its_own_columns() -> None:
+    specs = [TensorSpec(f"experts.{number}.w1.weight", "BF16", (4,), None, column=number) for number in range(4)]
+    layout = Layout(specs, 4)
+    for rank in range(2):
+        own = {specs[number].name: torch.full((4,), 99, dtype=torch.bfloat16) for number in (2 * rank, 2 * rank + 1)}
+        targets = placement.plan(layout, rank=rank, world=2, destinations=own, skip=lambda _: False)
+        for number in targets:
+            placement.place(targets[number], 0, stream_bytes(layout, number))
+        assert all(torch.equal(tensor, source(specs[0])) for tensor in own.values())
+
+
+def test_refuses_an_engine_that_wants_the_experts_of_another_rank() -> None:
+    specs = [TensorSpec(f"experts.{number}.w1.weight", "BF16", (4,), None, column=number) for number in range(2)]
+    own = {spec.name: torch.zeros(4, dtype=torch.bfloat16) for spec in specs}
+    with pytest.raises(ModelUnsupported) as refused:
+        placement.plan(Layout(specs, 2), rank=0, world=2, destinations=own, skip=lambda _: False)
+    assert refused.value.code == "load.tensor.missing"
 
 
 def test_refuses_a_destination_that_is_no_row_by_row_view() -> None:
