@@ -34,6 +34,9 @@ def _whole(text: str) -> int:
     # A bound before int(): a number of a million digits would otherwise cost minutes of CPU.
     if len(text) > 20 or abs(number := int(text)) > MAX_SAFE_INTEGER:
         _refuse("json.integer", f"{len(text)} digits", "an integer of at most 63 bits")
+    if text == "-0":
+        # Other readers take it for a float.
+        _refuse("json.integer", "-0", "0")
     return number
 
 
@@ -52,8 +55,8 @@ _LONG: Final = b"9" * len(str(MAX_SAFE_INTEGER))
 
 
 def _read_integer(data: bytes) -> Callable[[str], int] | None:
-    """Give the reader of integers; None, which is many times faster, where every one has less than 19 digits."""
-    return _whole if _LONG in data.translate(_DIGITS) else None
+    """Give the reader of integers; None, which is many times faster, where none can be long or a negative zero."""
+    return _whole if b"-0" in data or _LONG in data.translate(_DIGITS) else None
 
 
 def loads(data: bytes, *, limit: int) -> dict[str, Any]:

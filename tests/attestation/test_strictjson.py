@@ -55,6 +55,8 @@ def refusal(data: bytes, limit: int = LIMIT) -> str:
         (b'{"a":-Infinity}', "json.float"),
         (b'{"a":9223372036854775808}', "json.integer"),
         (b'{"a":' + b"9" * 100_000 + b"}", "json.integer"),
+        (b'{"a":-0}', "json.integer"),
+        (b'{"a":[1,-0]}', "json.integer"),
         (b'{"a":"\xff"}', "json.utf8"),
         (b'{"a":"\\ud800"}', "json.utf8"),
         (b'{"\\udfff":1}', "json.utf8"),

@@ -98,6 +98,10 @@ FAULTS: dict[str, tuple[bytes, str]] = {
     "length behind the end": (file_of({"a": entry()}, b"", length=4000), "safetensors.truncated"),
     "length of zero": (file_of(b"", b"x" * 20), "safetensors.header.size"),
     "length beyond the bound": (file_of(b"{}", b"", length=MAX_HEADER_BYTES + 1), "safetensors.header.size"),
+    "zero with a sign, which other readers refuse": (
+        file_of(b'{"a": {"dtype": "U8", "shape": [-0], "data_offsets": [0, 0]}}', b""),
+        "safetensors.json",
+    ),
     "length of 2^64-1": (file_of(b"{}", b"", length=2**64 - 1), "safetensors.header.size"),
     "zip archive in disguise": (b"PK\x03\x04" + bytes(range(60)), "safetensors.header.size"),
     "space before the brace": (file_of(b' {"a": 1}', b""), "safetensors.json"),
