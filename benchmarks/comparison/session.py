@@ -18,6 +18,7 @@ from benchmarks.comparison.runner import COLD_SHARE, Bench, Run, Unavailable
 from benchmarks.comparison.summary import aims, summarise
 from benchmarks.comparison.weights import Model
 from benchmarks.loaders.contender import Job
+from benchmarks.scaling import stages
 from provisioning.ownerkey import OwnerSigner
 from provisioning.pack import DEFAULT_SEGMENT, pack
 from provisioning.secret import SecretBytes
@@ -66,6 +67,7 @@ class Session:
         self._tell = tell
         self._absent: dict[str, str] = {}
         self._runs: dict[str, dict[str, list[Run]]] = {state: {} for state in settings.states}
+        self._stages: list[dict[str, Any]] = []
 
     def compare(self) -> dict[str, Any]:
         """Do everything; gives the result's members."""
@@ -157,6 +159,8 @@ class Session:
                     continue
                 self._runs[state].setdefault(name, []).append(run)
                 self._tell(f"  {name} {state}: {bench.model.nbytes / run.wall_s / 1e9:.2f} GB/s")
+        if "ours" in names and len(states) > 1:
+            self._stages.append(stages.measure_apart(self._work / "bundle", threads=self._settings.openers))
         self._tell(f"round {number + 1} of {self._settings.rounds}: {time.monotonic() - begin:.0f} s")
 
     def _drop(self, name: str, reason: str) -> None:
@@ -190,6 +194,7 @@ class Session:
             },
             "model": {"bytes": model.nbytes, "tensors": len(model.shapes), "files": model.files},
             "probes": probes,
+            **({"stages": stages.median(self._stages)} if self._stages else {}),
             **tables,
             "aims": aims(tables.get("warm", {}), tables.get("cold", {}), settings.ring_bytes),
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -37,6 +38,7 @@ class Ours(Contender):
 
     def load(self) -> Mapping[str, torch.Tensor]:
         """Check the signatures, open the catalog, derive keys, open every segment."""
+        begin = time.perf_counter()
         with Bundle.open(Path(self.job.work) / "bundle", [self._owner]) as bundle:
             grant = Grant.inherit(self._key, bundle.manifest)
             with SealedLoader(
@@ -51,6 +53,7 @@ class Ours(Contender):
             ) as loader:
                 done = loader.load(self.destinations, skip=lambda _: False, on_progress=lambda *_: None)
         self.detail = {
+            "setup_s": round(time.perf_counter() - begin - done.seconds, 4),
             "ring_bytes": done.ring_bytes,
             "peak_plaintext_bytes": done.peak_plaintext_bytes,
             "direct_files": done.direct_files,

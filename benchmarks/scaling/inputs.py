@@ -22,7 +22,7 @@ class Input:
         shown: the same for people.
         what: what it is.
         source: who says so.
-        sure: ``sheet`` (a vendor's figure), ``measured`` (by others), ``ours`` (measured here), ``assumed``.
+        sure: ``given``, ``sheet`` (a vendor's figure), ``measured`` (by others), ``ours`` (measured here), ``assumed``.
     """
 
     value: float
@@ -38,10 +38,11 @@ _BRIDGE = "[The Serialized Bridge, arXiv 2606.23969](https://arxiv.org/abs/2606.
 _PM1743 = "[as announced](https://pcjow.com/samsung-introduced-the-pcie-gen-5-ssd-with-a-speed-of-13000-mb-s/)"
 _V100 = "[1.47 Tbit/s](https://paperexplained.cn/articles/paper/detail/90986910b1dcd3e4787ff167866abc063a8207ff)"
 _STAGES = "stage probes of [our results](../benchmarks/results)"
+_SETUP = "`python -m benchmarks.scaling.setup`"
 
 INPUTS: Final[dict[str, Input]] = {
     "model": Input(
-        700 * GB, "700 GB", "model, as it lies on the medium", "the question; DeepSeek-R1 has 688.6 GB", "—"
+        700 * GB, "700 GB", "model, as it lies on the medium", "the question; DeepSeek-R1 has 688.6 GB", "given"
     ),
     "nvme5": Input(
         13 * GB,
@@ -158,13 +159,13 @@ INPUTS: Final[dict[str, Input]] = {
         "arithmetic from the drive's rate",
         "assumed",
     ),
-    "setup": Input(
-        3.0,
-        "3 s",
-        "before the first segment: signatures, tag table, catalog, plan of 670,000 segments",
-        "estimate",
-        "assumed",
+    "tensors": Input(92_000, "92,000", "tensors of the model", "DeepSeek R1 with its block scales, about", "assumed"),
+    "setup": Input(0.1, "0.1 s", "before the first segment: signatures, keys, threads", _STAGES, "ours"),
+    "setup_tensor": Input(14e-6, "14 µs", "the same for each tensor: the catalog, parsed and checked", _SETUP, "ours"),
+    "setup_segment": Input(
+        0.3e-6, "0.3 µs", "the same for each segment of the bundle: the table of tags", _SETUP, "ours"
     ),
+    "setup_own": Input(2e-6, "2 µs", "the same for each segment of the rank: the plan of its reads", _SETUP, "ours"),
 }
 
 

@@ -201,6 +201,7 @@ class _Simulation:
         self.counts = [0] * len(self.steps)
         self.known: dict[tuple[int, ...], list[float]] = {}
         self.dice = random.Random(0)
+        self.owed: dict[int, float] = {}
         self.threads: list[_Thread] = []
         self.work: dict[int, tuple[int, float]] = {}
         self.now = 0.0
@@ -270,13 +271,22 @@ class _Simulation:
         for asked in self.threads[number]:
             if isinstance(asked, int):
                 self.counts[asked] += 1
-                self.work[number] = (asked, self.plan.run_bytes * self.dice.uniform(1 - _SPREAD, 1 + _SPREAD))
+                self.work[number] = (asked, self.plan.run_bytes * self.size(asked))
                 return
             gate = asked[1]
             if not gate.count:
                 gate.waiting.append(number)
                 return
             gate.count -= 1
+
+    def size(self, kind: int) -> float:
+        """Give the size of a step as a share of the usual; each second one makes up for the one before."""
+        owed = self.owed.pop(kind, None)
+        if owed is None:
+            share = self.dice.uniform(1 - _SPREAD, 1 + _SPREAD)
+            self.owed[kind] = 2 - share
+            return share
+        return owed
 
     def run(self) -> None:
         for _ in range(self.plan.readers):

@@ -52,6 +52,7 @@ class Scenario:
         copy_bytes: of a cell and of one copy.
         ring_bytes: of one rank's ring.
         ranks: devices.
+        tensors: of the model.
         memory: bytes per second of the whole memory bus.
     """
 
@@ -66,6 +67,7 @@ class Scenario:
     copy_bytes: int = 32 * MIB
     ring_bytes: int = 512 * MIB
     ranks: int = 8
+    tensors: float = value("tensors")
     memory: float = value("memory")
 
 
@@ -97,6 +99,17 @@ def _deliver(scenario: Scenario) -> Step:
     return Step("copy", core=seconds, memory=3, link=1, device=device, alone=1 / seconds)
 
 
+def _setup(scenario: Scenario) -> float:
+    """Give the seconds before the first segment; the plaintext loader is not charged for reading its headers."""
+    segments = scenario.nbytes / MIB
+    return (
+        value("setup")
+        + scenario.tensors * value("setup_tensor")
+        + segments * value("setup_segment")
+        + segments / scenario.ranks * value("setup_own")
+    )
+
+
 def plan(scenario: Scenario) -> tuple[Plan, Pools]:
     """Give what one rank does and what it has."""
     deliver = _deliver(scenario)
@@ -115,7 +128,7 @@ def plan(scenario: Scenario) -> tuple[Plan, Pools]:
         open=_open(scenario),
         deliver=deliver,
         delivery=Delivery.BLOCKING if blocking else Delivery.ASYNC,
-        setup=0.0 if scenario.way is Way.PLAIN else value("setup"),
+        setup=0.0 if scenario.way is Way.PLAIN else _setup(scenario),
     ), Pools(
         cores=share,
         memory=scenario.memory / scenario.ranks,

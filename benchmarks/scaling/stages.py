@@ -23,8 +23,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
@@ -262,29 +263,36 @@ class _Probe:
 
 
 def measure(
-    files: Sequence[Path], *, threads: int, window_bytes: int = 8 * SEGMENT, limit: int = 1 << 30, rounds: int = 3
+    files: Sequence[Path], *, threads: int, window_bytes: int = 8 * SEGMENT, limit: int = 512 << 20, rounds: int = 2
 ) -> Stages:
     """Measure every step, median of some rounds.
 
     Args:
-        files: data files of a bundle, on the disk that is to be measured; they end outside of the page cache.
+        files: data files of a bundle, on the disk that is to be measured; the first of them, as many as hold ``limit``
+            bytes, are used and end outside of the page cache.
         threads: the loader's openers.
         window_bytes: a multiple of the segment size.
         limit: most bytes that a step goes over, per round.
         rounds: how often.
     """
+    behind = accumulate(path.stat().st_size for path in files)
+    used = files[: next((number for number, size in enumerate(behind, 1) if size >= limit), len(files))]
     taken: list[Stages] = []
-    for _ in range(rounds + 1):
-        probe = _Probe(files, threads=threads, window_bytes=window_bytes, limit=limit)
-        cache.fill(files)
+    for _ in range(rounds):
+        probe = _Probe(used, threads=threads, window_bytes=window_bytes, limit=limit)
+        cache.fill(used)
         cores = probe.together(probe.mapped)
         probe.together(probe.in_memory)
-        cache.evict(files)
+        cache.evict(used)
         probe.together(probe.direct)
         costs = {step.name: probe.costs.per_gb(step.name) for step in fields(Stages)[:-2]}
         taken.append(Stages(**costs, cores=cores, threads=threads))
-    rows = [asdict(row) for row in taken[1:]]  # the first round only warms up
-    return Stages(**{name: statistics.median(row[name] for row in rows) for name in rows[0]})
+    return Stages(**median([asdict(row) for row in taken]))
+
+
+def median(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Give the median of each member of several results."""
+    return {name: round(statistics.median(row[name] for row in rows), 5) for name in rows[0]}
 
 
 def measure_apart(bundle: Path, *, threads: int) -> dict[str, Any]:
@@ -299,7 +307,7 @@ def main(arguments: Sequence[str]) -> None:
     torch.set_num_threads(1)
     files = sorted(Path(arguments[0]).glob("data-*.seal"))
     stages = measure(files, threads=int(arguments[1]))
-    print(json.dumps({name: round(number, 5) for name, number in asdict(stages).items()}))
+    print(json.dumps(asdict(stages)))
 
 
 if __name__ == "__main__":

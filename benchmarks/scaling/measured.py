@@ -1,0 +1,206 @@
+"""The measured load, put together from its measured steps: the model must get this right before it predicts.
+
+What goes in: costs of the steps (``stages`` of the result, measured alone), the raw direct read and the cores that busy
+threads got (both measured in the same rounds), how much of the model has to pass through a cell (computed from the
+shapes), and the time before the first segment. What comes out is compared with the measured rate of our loader, which
+goes in nowhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.comparison import weights
+from benchmarks.scaling.inputs import GB, MIB, value
+from benchmarks.scaling.pipeline import Plan, Pools, Step, simulate
+from benchmarks.scaling.stages import Stages
+from provisioning.layout import Layout, Piece, TensorSpec
+
+RESULTS: Final = Path(__file__).resolve().parents[1] / "results"
+TOLERANCE: Final = 0.15
+TILES: Final = 8
+
+
+class Unusable(Exception):
+    """A result that the model cannot be held against; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One result of ``benchmarks/sealed_load.py``.
+
+    Attributes:
+        name: of its file.
+        cpu: name of the processor.
+        nbytes: of the model.
+        gigabytes: its size as it was asked for, from which its shapes follow.
+        readers, openers, cells, run_bytes: of our loader.
+        stages: costs of the steps.
+        cores: cores that as many busy threads as there are openers got.
+        disk: bytes per second of raw direct reads.
+        setup_s: seconds of our loader outside of its pipeline, by state.
+        ours: measured bytes per second of our loader by state, ``warm`` and ``cold``.
+    """
+
+    name: str
+    cpu: str
+    nbytes: int
+    gigabytes: float
+    readers: int
+    openers: int
+    cells: int
+    run_bytes: int
+    stages: Stages
+    cores: float
+    disk: float
+    setup_s: Mapping[str, float]
+    ours: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What was measured and what the model makes of it, bytes per second.
+
+    Attributes:
+        state: ``warm`` or ``cold``.
+        measured: by the benchmark.
+        modelled: by the simulation.
+        limit: what holds the simulated load up.
+    """
+
+    state: str
+    measured: float
+    modelled: float
+    limit: str
+
+    @property
+    def error(self) -> float:
+        """How far the model is off, as a share of what was measured; above 0 it is too fast."""
+        return self.modelled / self.measured - 1
+
+    @property
+    def holds(self) -> bool:
+        """Say whether that is within the tolerance."""
+        return abs(self.error) <= TOLERANCE
+
+
+def newest() -> Path:
+    """Give the newest result.
+
+    Raises:
+        Unusable: there is none.
+    """
+    found = sorted(RESULTS.glob("sealed-load-*.json"))
+    if not found:
+        raise Unusable("no result of benchmarks/sealed_load.py is there")
+    return found[-1]
+
+
+def read(path: Path) -> Measured:
+    """Take what the model needs from a result.
+
+    Raises:
+        Unusable: something is not there.
+    """
+    result = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        return _read(path.name, result)
+    except KeyError as missing:
+        raise Unusable(f"{path.name} has no {missing}; run benchmarks/sealed_load.py again") from None
+
+
+def _read(name: str, result: Mapping[str, Any]) -> Measured:
+    settings, warm, cold = result["settings"], result["warm"], result["cold"]
+    stages = Stages(**result["stages"])
+    aes = warm["aes"]
+    threads = settings["readers"] + 2 * settings["openers"]
+    # What the loader makes of its ring: cells for every reader and two for every opener, of whole segments.
+    run_bytes = max(1, settings["ring_bytes"] // threads // settings["segment_bytes"]) * settings["segment_bytes"]
+    return Measured(
+        name=name,
+        cpu=result["machine"]["cpu"],
+        nbytes=result["model"]["bytes"],
+        gigabytes=settings["gb"],
+        readers=settings["readers"],
+        openers=settings["openers"],
+        cells=max(1, settings["ring_bytes"] // run_bytes),
+        run_bytes=run_bytes,
+        stages=stages,
+        cores=min(float(result["machine"]["cores"]), aes["gb_s"]["median"] / aes["gb_per_cpu_s"]),
+        disk=cold["read_direct"]["gb_s"]["median"] * GB,
+        setup_s={state: result[state]["ours"]["detail"]["setup_s"] for state in ("warm", "cold")},
+        ours={state: result[state]["ours"]["gb_s"]["median"] * GB for state in ("warm", "cold")},
+    )
+
+
+def staged_share(gigabytes: float, segment: int = MIB) -> tuple[float, float]:
+    """Say how much of the benchmark's model cannot be opened into its destination directly.
+
+    Returns:
+        The share that goes to destinations in rows, and the share of segments that end in more than one destination.
+    """
+    specs = [TensorSpec.plan(name, "BF16", shape) for name, shape in weights.shapes(gigabytes).items()]
+    layout = Layout(specs, tiles=TILES)
+    rows = edges = total = 0
+    for stream in layout.streams[1:]:
+        pieces = list(stream.pieces)
+        at = 0
+        for start in range(0, stream.length, segment):
+            stop = min(start + segment, stream.length)
+            while pieces[at].offset + pieces[at].length <= start:
+                at += 1
+            total += stop - start
+            if _in_rows(pieces[at], layout):
+                rows += stop - start
+            elif stop > pieces[at].offset + pieces[at].length or stop - start < segment:
+                edges += stop - start
+    return rows / total, edges / total
+
+
+def _in_rows(piece: Piece, layout: Layout) -> bool:
+    return layout.tensors[piece.tensor_index].outer > 1
+
+
+def steps(measured: Measured) -> dict[str, tuple[tuple[Step, ...], tuple[Step, ...]]]:
+    """Give the steps of a reader and of an opener, warm and cold."""
+    cost = measured.stages
+    rows, edges = staged_share(measured.gigabytes)
+    placing = Step("place", core=(rows * cost.copy_rows + edges * cost.copy + (rows + edges) * cost.wipe) / GB)
+    python = value("python") / MIB
+    return {
+        "warm": (
+            (),
+            (
+                Step("map", core=cost.map / GB),
+                Step("open", core=cost.open_mapped / GB, interpreter=python),
+                placing,
+            ),
+        ),
+        "cold": (
+            (Step("read", core=cost.read_direct / GB, disk=1),),
+            (Step("open", core=cost.open_cell / GB, interpreter=python), placing),
+        ),
+    }
+
+
+def compare(measured: Measured) -> list[Comparison]:
+    """Hold the model against both measured states."""
+    found = []
+    for state, (reading, opening) in steps(measured).items():
+        plan = Plan(
+            nbytes=measured.nbytes,
+            run_bytes=measured.run_bytes,
+            readers=measured.readers if reading else 0,
+            openers=measured.openers,
+            cells=measured.cells,
+            read=reading,
+            open=opening,
+            setup=measured.setup_s[state],
+        )
+        outcome = simulate(plan, Pools(cores=measured.cores, disk=measured.disk if reading else float("inf")))
+        found.append(Comparison(state, measured.ours[state], measured.nbytes / outcome.seconds, outcome.limit))
+    return found
