@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from appliance import __version__
-from appliance.cli import local, operate
+from appliance.cli import bench, local, operate
 from appliance.config import DEFAULT_PATH
 from provisioning.cli.report import run
 
@@ -28,7 +28,7 @@ def group(context: click.Context, config_path: Path) -> None:
     context.obj = config_path
 
 
-for command in (*operate.COMMANDS, *local.COMMANDS):
+for command in (*operate.COMMANDS, *local.COMMANDS, *bench.COMMANDS):
     group.add_command(command)
 
 

@@ -130,15 +130,15 @@ def sweep(
         seconds: about how long one way may take.
         blocks: bytes per read.
         threads: reads at once.
-        tell: told of each way before it is measured.
+        tell: told of each size before it is measured.
 
     Raises:
         InputFailed: ``probe.read``, ``probe.direct`` where the file system has no direct reads.
     """
     found = []
     for block in blocks:
+        tell(f"{block // MIB} MiB reads")
         for count in threads:
-            tell(f"{block // MIB} MiB reads, {count} at once")
             rate = read_through(files, block_bytes=block, threads=count, direct=True, seconds=seconds)
             found.append(MediumRate(block, count, rate))
     return found
