@@ -20,8 +20,10 @@ from attestation.policy import AppraisalPolicy
 from attestation.proof import Proof
 from attestation.strictjson import Fields, b64
 from provisioning._seal import MINT
+from provisioning.catalog import MAX_BYTES as MAX_CATALOG_BYTES
 from provisioning.errors import ExchangeRefused
 from provisioning.geometry import (
+    CATALOG_STREAM,
     FIRST_COLUMN,
     MAX_SECTION_BYTES,
     MAX_SEGMENT,
@@ -30,6 +32,7 @@ from provisioning.geometry import (
     DataFile,
     Geometry,
     Section,
+    segment_count,
 )
 from provisioning.ownerkey import OwnerKey, OwnerSigner, Purpose, public_keys, read_purpose
 from provisioning.segment import BUNDLE_ID_BYTES, COMMITMENT_BYTES, SUITE
@@ -121,6 +124,13 @@ class Manifest:
                 expected="one epoch",
                 hint="pack the bundle again",
             )
+        if manifest.encode() != payload:
+            raise FormatError(
+                "manifest.form",
+                found="a manifest in another form than lethe-owner writes",
+                expected="sorted members without spaces, and the policy in its one form",
+                hint="pack the bundle again",
+            )
         return manifest
 
     def encode(self) -> bytes:
@@ -175,11 +185,13 @@ def _read_geometry(fields: Fields) -> Geometry:
             )
         counts.append(item)
     try:
-        return Geometry(
-            segment_size=fields.integer("segment_size", low=1, high=MAX_SEGMENT),
-            section_bytes=fields.integer("section_bytes", low=1, high=MAX_SECTION_BYTES),
-            file_bytes=fields.integer("file_bytes", low=1, high=MAX_SECTION_BYTES),
-            streams=tuple(counts),
+        return _bounded_catalog(
+            Geometry(
+                segment_size=fields.integer("segment_size", low=1, high=MAX_SEGMENT),
+                section_bytes=fields.integer("section_bytes", low=1, high=MAX_SECTION_BYTES),
+                file_bytes=fields.integer("file_bytes", low=1, high=MAX_SECTION_BYTES),
+                streams=tuple(counts),
+            )
         )
     except ValueError as error:
         raise FormatError(
@@ -188,6 +200,18 @@ def _read_geometry(fields: Fields) -> Geometry:
             expected="sizes within the bounds of the format",
             hint="pack the bundle again",
         ) from None
+
+
+def _bounded_catalog(geometry: Geometry) -> Geometry:
+    """Check the length of stream 0, which a reader holds in memory as a whole.
+
+    Raises:
+        ValueError: it is longer than any catalog.
+    """
+    most = segment_count(MAX_CATALOG_BYTES, geometry.segment_size)
+    if geometry.streams[CATALOG_STREAM] > most:
+        raise ValueError(f"a catalog of {geometry.streams[CATALOG_STREAM]} segments, more than {most}")
+    return geometry
 
 
 def _read_policy(fields: Fields) -> AppraisalPolicy:

@@ -23,7 +23,7 @@ from typing import Any, Final, NoReturn
 from attestation.policy import AppraisalPolicy
 from provisioning import shares, tiling
 from provisioning.bundle import TABLE_NAME
-from provisioning.catalog import Catalog
+from provisioning.catalog import MAX_HEADER_BYTES, Catalog
 from provisioning.errors import ModelRefused, OutputFailed
 from provisioning.files import refuse_existing, sync_directory
 from provisioning.geometry import FILE_BYTES, MAX_SECTION_BYTES, MAX_TILES, Geometry, is_power_of_two
@@ -155,7 +155,7 @@ def pack(
             ((item.info.name, item.info.dtype, item.info.shape) for item in source.tensors), tiles=tiles
         )
         catalog = Catalog(specs, source.files, tiles=tiles)
-        head = catalog.encode()
+        head = _encode(catalog)
         geometry = _geometry(catalog.layout, len(head), segment_size, section_bytes, file_cap)
         # A plan that loses a byte must be found now, not after the model was carried to a machine that cannot load it.
         shares.check_all(catalog.layout, geometry)
@@ -207,6 +207,20 @@ def pack(
             catalog_files=catalog.files,
             left_out=source.left_out,
         )
+
+
+def _encode(catalog: Catalog) -> bytes:
+    """Write the catalog, unless no reader would take it; names alone can make it as long as that."""
+    head = catalog.encode()
+    beside = sum(len(catalog.file(name)) for name in catalog.files)
+    if len(head) - beside > MAX_HEADER_BYTES:
+        raise ModelRefused(
+            "pack.catalog",
+            found=f"{len(head) - beside} bytes to list {len(catalog.tensors)} tensors",
+            expected=f"at most {MAX_HEADER_BYTES} bytes",
+            hint="give the tensors shorter names, or pack fewer of them",
+        )
+    return head
 
 
 def _geometry(layout: Layout, catalog_bytes: int, segment_size: int, section_bytes: int, file_cap: int) -> Geometry:

@@ -189,6 +189,8 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "segments too large": ({"segment_size": 1 << 30}, "json.range"),
     "sections in pieces": ({"section_bytes": SEGMENT + 1}, "manifest.geometry"),
     "no catalog": ({"streams": [0, 1, 1]}, "manifest.geometry"),
+    "catalog beyond any": ({"streams": [385 << 20 >> 18, 1, 1]}, "manifest.geometry"),
+    "catalog at the edge of integers": ({"streams": [2**63 - 1, 1, 1]}, "manifest.geometry"),
     "three columns": ({"streams": [1, 1, 1, 1, 1]}, "manifest.geometry"),
     "count that is text": ({"streams": [1, "1", 1]}, "manifest.geometry"),
     "count that is true": ({"streams": [1, True, 1]}, "manifest.geometry"),
@@ -208,6 +210,25 @@ def test_refuses_a_signed_manifest_that_says_something_impossible(
     error = refusal(envelope_of({**manifest.as_payload(), **members}, lab_signer), lab_signer.owner)
     assert isinstance(error, FormatError)
     assert (error.code, error.exit_status) == (code, 6)
+
+
+@pytest.mark.parametrize("form", ["spaces", "order", "escapes"])
+def test_refuses_a_manifest_in_another_form(manifest: Manifest, lab_signer: OwnerSigner, form: str) -> None:
+    members = manifest.as_payload()
+    if form == "spaces":
+        payload = json.dumps(members, sort_keys=True).encode()
+    elif form == "order":
+        payload = json.dumps(dict(sorted(members.items(), reverse=True)), separators=(",", ":")).encode()
+    else:
+        payload = manifest.encode().replace(b'"type"', b'"\\u0074ype"')
+    envelope = lab_signer.sign(KIND, payload, policy=manifest.policy)
+    assert refusal(envelope, lab_signer.owner).code == "manifest.form"
+
+
+def test_the_largest_catalog_is_within_the_bound(manifest: Manifest) -> None:
+    streams = ((384 << 20 >> 18) + 1, 1, 1)
+    at_most = replace(manifest, geometry=replace(manifest.geometry, segment_size=256 << 10, streams=streams))
+    assert Manifest.parse(at_most.encode()) == at_most
 
 
 def test_refuses_a_manifest_beyond_the_bound(manifest: Manifest, lab_signer: OwnerSigner) -> None:

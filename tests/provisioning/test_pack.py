@@ -232,6 +232,15 @@ def refusal(kind: type[LetheError], run: Callable[[], object]) -> LetheError:
     return refused.value
 
 
+def test_refuses_more_names_than_a_catalog_can_hold(
+    tmp_path: Path, model: Path, packer: Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Such a bundle was packed, and no reader opened it.
+    monkeypatch.setattr("provisioning.pack.MAX_HEADER_BYTES", 1000)
+    assert refusal(ModelRefused, lambda: packer(model)).code == "pack.catalog"
+    assert left_in(tmp_path) == []
+
+
 def test_refuses_a_name_that_is_taken(tmp_path: Path, model: Path, packer: Pack) -> None:
     (tmp_path / "out" / "bundle").mkdir(parents=True)
     assert refusal(OutputFailed, lambda: packer(model)).code == "output.exists"
