@@ -91,7 +91,7 @@ class SectionAuthenticator(SectionCipher):
 
     @contextlib.contextmanager
     def expose(self) -> Iterator[tuple[memoryview, memoryview]]:
-        """Give (key, base nonce), 32 and 12 bytes, for the key schedule of a device, for the length of a ``with`` block."""
+        """Give (key, base nonce), 32 and 12 bytes, for a device's key schedule, for the length of a ``with`` block."""
         if self._secret is None:
             raise ValueError("this section is closed")
         with self._secret.expose() as derived:

@@ -1,0 +1,118 @@
+"""Which form of counter mode a slot's device runs, and whether it computes AES.
+
+A wrong kernel would fill the model with noise, which no tag can tell: tags are of ciphertext. So before a load the
+chosen form encrypts known blocks on the device, and the result is compared with that of the cryptography library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol
+
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from appliance.devicecipher.plain import GRAIN, PlainCounter, scratch_words
+from appliance.devicecipher.schedule import KEY_BYTES, NONCE_BYTES, PLANE_BYTES, PLANE_WORDS, write_planes
+from appliance.errors import DeviceFault
+from appliance.slot import Slot
+
+# Scratch memory of the torch form is eight times this, for each lane. On a CPU it should stay in the cache.
+_CPU_CHUNK: Final = 256 << 10
+_GPU_CHUNK: Final = 4 << 20
+# The first counter of a segment: GCM keeps 1 for the tag.
+FIRST_COUNTER: Final = 2
+# Of the self-test: two segments of as many bytes, more than one program of the kernel each.
+_TEST_SEGMENT: Final = 160 * GRAIN
+_TEST_FIRST: Final = 0x01FE
+
+Form = Literal["triton", "torch"]
+
+
+class Counter(Protocol):
+    """AES-256 in counter mode over segments on a device; see :class:`appliance.devicecipher.plain.PlainCounter`."""
+
+    def apply(self, data: torch.Tensor, planes: torch.Tensor, *, first: int, segment_bytes: int, counter: int) -> None:
+        """XOR the key stream over whole segments, in place; only enqueues."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A form of counter mode that has passed its self-test.
+
+    Attributes:
+        form: which.
+        make: gives one for a lane; its scratch memory comes from the slot, so the wipe covers it.
+    """
+
+    form: Form
+    make: Callable[[], Counter]
+
+
+def choose(slot: Slot) -> Choice:
+    """Give the fastest form that runs on the slot's device: Triton on a GPU where it is usable, else torch.
+
+    Raises:
+        DeviceFault: ``cipher.selftest`` when a form gives wrong bytes; ``slot.memory``.
+    """
+    if slot.device.type == "cuda" and (kernel := _kernel(slot)) is not None:
+        return kernel
+    make = _plain(slot)
+    self_test(slot, make(), "torch")
+    return Choice("torch", make)
+
+
+def _kernel(slot: Slot) -> Choice | None:
+    """Give the Triton form, or None where triton is missing, or cannot compile or launch."""
+    try:
+        from appliance.devicecipher.kernel import UNUSABLE, KernelCounter
+    except ImportError:
+        return None
+    try:
+        self_test(slot, KernelCounter(), "triton")
+    except UNUSABLE:
+        return None
+    return Choice("triton", KernelCounter)
+
+
+def _plain(slot: Slot) -> Callable[[], Counter]:
+    chunk = _CPU_CHUNK if slot.device.type == "cpu" else _GPU_CHUNK
+
+    def make() -> Counter:
+        return PlainCounter(slot.empty((scratch_words(chunk),), torch.int32), chunk_bytes=chunk)
+
+    return make
+
+
+def self_test(slot: Slot, counter: Counter, form: Form) -> None:
+    """Encrypt known blocks under a known key and compare.
+
+    Raises:
+        DeviceFault: ``cipher.selftest``.
+    """
+    key, nonce = bytes(range(KEY_BYTES)), bytes(range(0xF0, 0xF0 + NONCE_BYTES))
+    host = bytearray(PLANE_BYTES)
+    write_planes(memoryview(key), memoryview(nonce), memoryview(host))
+    planes = slot.empty((PLANE_WORDS,), torch.int32)
+    planes.copy_(torch.frombuffer(host, dtype=torch.int32))
+    data = slot.empty((2 * _TEST_SEGMENT,), torch.uint8)
+    data.zero_()
+    counter.apply(data, planes, first=_TEST_FIRST, segment_bytes=_TEST_SEGMENT, counter=FIRST_COUNTER)
+    if bytes(data.cpu().numpy().data) != _expected(key, nonce):
+        raise DeviceFault(
+            "cipher.selftest",
+            found=f"wrong AES-256 from the {form} form on {slot.name}",
+            expected="the bytes of the cryptography library",
+            hint="set loading.open_on to host, and report the device, its driver and the version of torch",
+        )
+
+
+def _expected(key: bytes, nonce: bytes) -> bytes:
+    """Give the key stream of the self-test's two segments."""
+    blocks = []
+    for number in (_TEST_FIRST, _TEST_FIRST + 1):
+        start = (int.from_bytes(nonce, "big") ^ number).to_bytes(NONCE_BYTES, "big") + FIRST_COUNTER.to_bytes(4, "big")
+        blocks.append(Cipher(algorithms.AES(key), modes.CTR(start)).encryptor().update(bytes(_TEST_SEGMENT)))
+    return b"".join(blocks)
