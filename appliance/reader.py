@@ -1,8 +1,9 @@
-"""Read runs of ciphertext from the files of a bundle into staging memory.
+"""Bring runs of ciphertext from the files of a bundle to where they can be opened.
 
 A file that is not in the page cache is read past it (``O_DIRECT``): the cache would cost a copy of every byte, and more
-CPU time than the decryption. A file that is mostly there already is read through it. Which of the two a file is, is
-looked at once, before the load. Only ciphertext passes here.
+CPU time than the decryption. A file that is mostly there already is mapped, where its file system allows it
+(appliance/filesystem.py), and else read through the cache. Which of the three a file is, is looked at once, before the
+load. Only ciphertext passes here.
 """
 
 from __future__ import annotations
@@ -10,11 +11,16 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import threading
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from appliance import pages
+from appliance.filesystem import may_map
+from appliance.ring import Cell
+from appliance.stream import Run
+from appliance.window import Window, can_populate
 from attestation.errors import reason_of
 from provisioning.errors import BundleDamaged
 
@@ -57,24 +63,74 @@ def _direct(descriptor: int) -> int | None:
         return None
 
 
+class _PerThread(threading.local):
+    """What each opener thread has of its own."""
+
+    def __init__(self) -> None:
+        self.window = Window()
+
+
 class Reader:
     """The data files of a bundle, open for reading by several threads at once.
 
     Args:
         files: number of a file to its open descriptor, which stays the caller's.
+        mapping: who opens the runs can take ciphertext from a mapping as well as from a cell.
 
     Attributes:
         direct_files: how many files are read past the page cache.
+        mapped_files: how many are mapped.
     """
 
-    def __init__(self, files: Mapping[int, int]) -> None:
+    def __init__(self, files: Mapping[int, int], *, mapping: bool = False) -> None:
         self._files = dict(files)
         self._sizes = {number: os.fstat(descriptor).st_size for number, descriptor in files.items()}
         self._direct: dict[int, int] = {}
+        self._mapped: set[int] = set()
+        self._threads = _PerThread()
+        mapping = mapping and can_populate()
         for number, descriptor in files.items():
-            if cached_share(descriptor, self._sizes[number]) < _WARM and (direct := _direct(descriptor)) is not None:
-                self._direct[number] = direct
+            if cached_share(descriptor, self._sizes[number]) < _WARM:
+                if (direct := _direct(descriptor)) is not None:
+                    self._direct[number] = direct
+            elif mapping and may_map(descriptor):
+                self._mapped.add(number)
         self.direct_files = len(self._direct)
+        self.mapped_files = len(self._mapped)
+
+    def is_mapped(self, file: int) -> bool:
+        """Say whether runs of a file are opened from a mapping; else they are read into a cell."""
+        return file in self._mapped
+
+    def fill(self, run: Run, cell: Cell) -> None:
+        """Read a run into a cell, unless its file is mapped.
+
+        Raises:
+            BundleDamaged: ``bundle.read`` when the file ends early or the medium fails.
+        """
+        if run.file not in self._mapped:
+            self.read(run.file, run.offset, cell.view, run.length)
+
+    def show(self, run: Run, cell: Cell) -> memoryview:
+        """Give the ciphertext of a run, writable, with room for a tag behind it except at the end of a mapped file.
+
+        Raises:
+            BundleDamaged: ``bundle.read`` when a mapped file ends early or the medium fails.
+        """
+        if run.file not in self._mapped:
+            return cell.view
+        size = self._sizes[run.file]
+        if run.offset + run.length > size:
+            raise _unreadable(run.file, run.offset, f"a file of {size} bytes")
+        try:
+            return self._threads.window.show(self._files[run.file], size, run.offset, run.length)
+        except OSError as error:
+            raise _unreadable(run.file, run.offset, reason_of(error)) from None
+
+    def drop(self, run: Run) -> None:
+        """Give back the pages of a run that this thread has shown."""
+        if run.file in self._mapped:
+            self._threads.window.drop(run.offset, run.length)
 
     def read(self, file: int, offset: int, view: memoryview, length: int) -> None:
         """Fill the first ``length`` bytes of ``view`` from a file.
@@ -101,7 +157,8 @@ class Reader:
             raise _unreadable(file, offset, f"only {done} of {length} bytes")
 
     def close(self) -> None:
-        """Close what was opened here."""
+        """Close what was opened here. Windows go with their threads."""
+        self._threads.window.close()
         while self._direct:
             os.close(self._direct.popitem()[1])
 

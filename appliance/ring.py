@@ -1,6 +1,7 @@
 """The ring: the only host memory that ever holds plaintext weights.
 
-It is cut into cells. A cell takes a run of ciphertext from a reader, is opened in place, handed to a device, and wiped.
+It is cut into cells. A cell takes a run of ciphertext from a reader, or the plaintext of segments opened from a
+mapping, and is handed to a device and wiped. Segments that can be opened straight into a device's memory leave nothing in it.
 The ring counts the plaintext bytes that are alive in it and their peak; the peak can never pass the ring's
 capacity because there is no other place to open a segment in.
 """
@@ -47,24 +48,35 @@ class Cell:
         staged: the same memory as ``[bytes] uint8``, for a device.
     """
 
-    __slots__ = ("_alive", "_tally", "staged", "view")
+    __slots__ = ("_exposed", "_tally", "staged", "view")
 
     def __init__(self, block: torch.Tensor, tally: Tally) -> None:
         self._tally = tally
-        self._alive = 0
+        self._exposed: dict[int, int] = {}
         self.staged = block
         self.view = block.numpy().data
 
-    def opening(self, nbytes: int) -> None:
-        """Count ``nbytes`` as plaintext from now on; called before they are decrypted."""
-        self._alive += nbytes
-        self._tally.add(nbytes)
+    def expose(self, start: int, nbytes: int) -> memoryview:
+        """Count a stretch as plaintext from now on, before anything is decrypted to it, and give it.
+
+        Stretches of one use of a cell are the same or apart; a stretch that is used again counts once.
+        """
+        if start not in self._exposed:
+            self._exposed[start] = nbytes
+            self._tally.add(nbytes)
+        return self.view[start : start + nbytes]
 
     def wipe(self) -> None:
-        """Overwrite the whole cell; its plaintext is no longer alive."""
+        """Overwrite every stretch that was exposed; its plaintext is no longer alive."""
+        while self._exposed:
+            start, nbytes = self._exposed.popitem()
+            ctypes.memset(self.staged.data_ptr() + start, 0, nbytes)
+            self._tally.add(-nbytes)
+
+    def clear(self) -> None:
+        """Overwrite the whole cell, whatever is in it."""
         ctypes.memset(self.staged.data_ptr(), 0, len(self.view))
-        self._tally.add(-self._alive)
-        self._alive = 0
+        self.wipe()
 
 
 class Ring:
@@ -97,6 +109,11 @@ class Ring:
         self.cells = tuple(Cell(memory[n * stride : (n + 1) * stride], self._tally) for n in range(count))
 
     @property
+    def tally(self) -> Tally:
+        """Count of the plaintext in the ring, which goes on counting."""
+        return self._tally
+
+    @property
     def alive_bytes(self) -> int:
         """Plaintext in the ring now."""
         return self._tally.alive
@@ -107,6 +124,6 @@ class Ring:
         return self._tally.peak
 
     def wipe(self) -> None:
-        """Overwrite every cell. No thread may be using one."""
+        """Overwrite every byte of every cell. No thread may be using one."""
         for cell in self.cells:
-            cell.wipe()
+            cell.clear()

@@ -61,6 +61,11 @@ class Slot(Protocol):
         ...
 
     @property
+    def in_host_memory(self) -> bool:
+        """Say whether openers can write into its tensors: its memory is this process's own."""
+        ...
+
+    @property
     def copy_bytes(self) -> int:
         """How many bytes one copy to the device should bring, where there are that many."""
         ...

@@ -66,6 +66,11 @@ class CpuSlot:
         return torch.device("cpu")
 
     @property
+    def in_host_memory(self) -> bool:
+        """It is."""
+        return True
+
+    @property
     def copy_bytes(self) -> int:
         """One segment of the usual size."""
         return _COPY

@@ -193,6 +193,11 @@ class CudaSlot:
         return self._port.device
 
     @property
+    def in_host_memory(self) -> bool:
+        """It is not."""
+        return False
+
+    @property
     def copy_bytes(self) -> int:
         """Bytes per copy that hide the toll of confidential mode."""
         return _COPY

@@ -19,9 +19,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from appliance.ring import Cell, Ring
 from appliance.slot import Lane, Slot, Ticket
+
+_T = TypeVar("_T")
 
 # How often the caller of a running pipeline hears of progress, and may stop it, seconds.
 _TICK = 0.02
@@ -70,11 +73,12 @@ What an implementation guarantees:
   settles after the pipeline. Nothing that it gave to the lane can put an unauthenticated byte into a tensor.
 - The ticket is done when nothing that was enqueued reads the cell any more. The pipeline waits for it, wipes the whole
   cell and gives it to a reader. What still runs on the device then is waited for by the lane's ``close``.
-- Plaintext on the host lies in the cell and nowhere else. It is counted (``cell.opening``) before it appears.
+- Plaintext on the host lies in the cell and nowhere else. It is counted (``cell.expose``) before it appears.
 - On an error it raises, with the cell wiped, unless work that it enqueued still reads it: then ``close`` of the lane
   waits for that work, and the pipeline wipes all cells after it.
 """
 Report = Callable[[int, int], None]
+Locate = Callable[[Exception, Run], Exception]
 
 
 class Pipeline:
@@ -85,6 +89,7 @@ class Pipeline:
         slot: where they go.
         read: fills a cell with a run's ciphertext.
         bring: opens it and hands it to the device.
+        locate: gives the error to raise for one that happened while a run was under way.
         readers: reader threads.
         openers: opener threads.
         on_progress: called on the caller's thread with (bytes opened, bytes in all), many times a second also when
@@ -98,6 +103,7 @@ class Pipeline:
         slot: Slot,
         read: Read,
         bring: Bring,
+        locate: Locate,
         readers: int,
         openers: int,
         on_progress: Report,
@@ -106,6 +112,7 @@ class Pipeline:
         self._slot = slot
         self._read = read
         self._bring = bring
+        self._locate = locate
         self._readers = readers
         self._openers = openers
         self._on_progress = on_progress
@@ -177,7 +184,7 @@ class Pipeline:
                 # Another reader may be waiting for a cell, to learn the same.
                 self._free.put(cell)
                 return
-            self._read(run, cell)
+            self._at(run, partial(self._read, run, cell))
             self._filled.put((run, cell))
 
     def _opening(self, lane: Lane) -> None:
@@ -185,13 +192,22 @@ class Pipeline:
         try:
             while (item := self._next(under_way)) is not None and not self._stop.is_set():
                 run, cell = item
-                under_way.append((run, cell, self._bring(run, cell, lane)))
+                under_way.append((run, cell, self._at(run, partial(self._bring, run, cell, lane))))
                 self._reclaim(under_way, _DEPTH)
         finally:
             try:
                 self._reclaim(under_way, 0)
             finally:
                 lane.close()
+
+    def _at(self, run: Run, step: Callable[[], _T]) -> _T:
+        try:
+            return step()
+        except Exception as error:
+            named = self._locate(error, run)
+            if named is error:
+                raise
+            raise named from None
 
     def _next(self, under_way: deque[tuple[Run, Cell, Ticket]]) -> tuple[Run, Cell] | None:
         """Give the next filled cell; the openers must not wait for one while they hold all cells themselves."""
@@ -206,7 +222,7 @@ class Pipeline:
         """Wipe and free the cells that the device has taken; wait for the oldest ones beyond ``keep``."""
         while under_way and (len(under_way) > keep or under_way[0][2].done()):
             run, cell, ticket = under_way.popleft()
-            ticket.wait()
+            self._at(run, ticket.wait)
             cell.wipe()
             self._free.put(cell)
             with self._lock:

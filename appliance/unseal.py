@@ -1,52 +1,21 @@
-"""Open the runs of a rank's streams in place, and keep account: every segment of them once, and no other.
+"""Open the segments of a rank's streams, to where somebody says.
 
-Tags lie apart from the ciphertext, so that a file can be read straight into aligned memory. The library wants the tag
-right behind the ciphertext; so inside a cell the tag of a segment takes, for the time of one call, the place of the
-first 16 bytes of the next segment, which are put back afterwards.
+Tags lie apart from the ciphertext, so that a file can be read straight into aligned memory. The library is fastest with
+the tag right behind the ciphertext; so the tag of a segment takes, for the time of one call, the place of the first 16
+bytes of the next segment, which are put back afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
-from appliance.ring import Cell
+from appliance.account import Account
 from appliance.stream import Run
-from provisioning.errors import BundleDamaged
 from provisioning.geometry import Section
 from provisioning.manifest import SignedManifest
 from provisioning.segment import TAG_BYTES, SectionOpener
 from provisioning.table import Table
-
-
-def plan_runs(manifest: SignedManifest, table: Table, streams: Iterable[int], cell_bytes: int) -> Iterator[Run]:
-    """Cut the segments of some streams into runs that fit a cell, in the order in which the files hold them."""
-    wanted = set(streams)
-    size = manifest.segment_size
-    for section in manifest.sections:
-        if section.stream not in wanted:
-            continue
-        number = 0
-        while number < section.segments:
-            record = table.segment(section.base + number)
-            count = 1
-            while (count + 1) * size <= cell_bytes and number + count < section.segments:
-                following = table.segment(section.base + number + count)
-                if (following.file, following.offset) != (record.file, record.offset + count * size):
-                    break
-                count += 1
-            yield Run(
-                file=record.file,
-                offset=record.offset,
-                section=section.number,
-                first=number,
-                base=section.base + number,
-                count=count,
-                stream=section.stream,
-                start=(section.first + number) * size,
-                length=count * size,
-            )
-            number += count
 
 
 class Unsealer:
@@ -57,14 +26,21 @@ class Unsealer:
         manifest: of the bundle.
         table: of the bundle.
         descriptors: for each section to be opened, the digest of what lies in it.
+        account: where opened segments are noted.
     """
 
     def __init__(
-        self, key: memoryview, *, manifest: SignedManifest, table: Table, descriptors: Mapping[Section, bytes]
+        self,
+        key: memoryview,
+        *,
+        manifest: SignedManifest,
+        table: Table,
+        descriptors: Mapping[Section, bytes],
+        account: Account,
     ) -> None:
         self._table = table
         self._size = manifest.segment_size
-        self._account = bytearray(manifest.geometry.segments)
+        self._account = account
         self._openers: dict[int, SectionOpener] = {}
         self._stack = ExitStack()
         with self._stack:
@@ -79,46 +55,39 @@ class Unsealer:
                 self._openers[section.number] = self._stack.enter_context(opener)
             self._stack = self._stack.pop_all()
 
-    def open_run(self, run: Run, cell: Cell) -> None:
-        """Open all segments of a run in place.
+    def open(self, run: Run, index: int, sealed: memoryview, plaintext: memoryview) -> None:
+        """Open one segment of a run.
+
+        Args:
+            run: which.
+            index: number of the segment in the run.
+            sealed: ciphertext of the run, and what lies behind it. It is written to, but left as it was.
+            plaintext: one segment; the place of its ciphertext in ``sealed``, or apart from it.
 
         Raises:
-            BundleDamaged: ``segment.tag``; the cell is all zeros then.
+            BundleDamaged: ``segment.tag``; ``plaintext`` is all zeros then.
         """
-        opener = self._openers[run.section]
-        cell.opening(run.length)
+        stop = (index + 1) * self._size
+        after = sealed[stop : stop + TAG_BYTES]
+        if len(after) < TAG_BYTES:
+            self.open_parts(run, index, sealed, (plaintext,))
+            return
+        kept = bytes(after)
+        after[:] = self._table.segment(run.base + index).tag
         try:
-            for index in range(run.count):
-                stop = (index + 1) * self._size
-                after = cell.view[stop : stop + TAG_BYTES]
-                kept = bytes(after)
-                after[:] = self._table.segment(run.base + index).tag
-                opener.open_into(run.first + index, cell.view[stop - self._size : stop + TAG_BYTES])
-                after[:] = kept
-                self._account[run.base + index] += 1
-        except BundleDamaged:
-            # Segments of the run that were opened before are as worthless now as the damaged one.
-            cell.wipe()
-            raise
+            segment = sealed[stop - self._size : stop + TAG_BYTES]
+            self._openers[run.section].open_to(run.first + index, segment, plaintext)
+        finally:
+            after[:] = kept
+        self._account.note(run.base + index)
 
-    def settle(self, sections: Sequence[Section]) -> int:
-        """Give the number of segments opened, if it was every one of these sections once and no other.
-
-        Raises:
-            BundleDamaged: ``load.account``.
-        """
-        planned = bytearray(len(self._account))
-        for section in sections:
-            planned[section.base : section.base + section.segments] = b"\x01" * section.segments
-        if self._account != planned:
-            wrong = next(number for number, count in enumerate(self._account) if count != planned[number])
-            raise BundleDamaged(
-                "load.account",
-                found=f"segment {wrong} opened {self._account[wrong]} times",
-                expected=f"{planned[wrong]} times",
-                hint="this is a fault of the loader; report it, and do not serve",
-            )
-        return planned.count(1)
+    def open_parts(self, run: Run, index: int, sealed: memoryview, parts: Sequence[memoryview]) -> None:
+        """Open one segment of a run to several places, in order; see :meth:`open`."""
+        start = index * self._size
+        tag = self._table.segment(run.base + index).tag
+        opener = self._openers[run.section]
+        opener.open_parts(run.first + index, sealed[start : start + self._size], tag, parts)
+        self._account.note(run.base + index)
 
     def close(self) -> None:
         """Wipe the sections' keys."""

@@ -333,8 +333,8 @@ def test_a_segment_opened_twice_or_never_is_refused(
 ) -> None:
     plan = SealedLoader._plan
 
-    def twisted(self: SealedLoader, streams: object) -> object:
-        found = plan(self, streams)  # type: ignore[arg-type]
+    def twisted(self: SealedLoader, streams: object, reader: object) -> object:
+        found = plan(self, streams, reader)  # type: ignore[arg-type]
         if len(found) < 3:
             return found
         return [*found, found[1]] if twist == "repeat" else [*found[:1], *found[2:]]
@@ -382,8 +382,9 @@ def test_runs_hold_several_segments_where_the_device_wants_large_copies(sealed: 
     made = destinations(slot, weights)
     with sealed.open() as bundle:
         loader = sealed.loader(bundle, slot, ring_bytes=48 * SEGMENT, readers=2, openers=2)
-        assert loader._ring.cell_bytes == 8 * SEGMENT
-        assert any(run.count > 1 for run in loader._plan([2, 3]))
+        assert loader._ring.cell_bytes == 7 * SEGMENT
+        with loader._reader([2, 3]) as reader:
+            assert any(run.count > 1 for run in loader._plan([2, 3], reader))
         loader.load(made, skip=keep_all, on_progress=nothing)
     assert all(torch.equal(made[name], tensor) for name, tensor in weights.items())
 

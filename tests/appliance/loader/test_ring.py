@@ -48,8 +48,8 @@ def test_plaintext_capacity_is_never_above_the_ring_asked_for() -> None:
 def test_counts_living_plaintext_and_its_peak() -> None:
     ring = make(2)
     first, second = ring.cells
-    first.opening(1000)
-    second.opening(500)
+    first.expose(0, 1000)
+    second.expose(0, 500)
     assert (ring.alive_bytes, ring.peak_bytes) == (1500, 1500)
     first.wipe()
     assert (ring.alive_bytes, ring.peak_bytes) == (500, 1500)
@@ -59,7 +59,7 @@ def test_counts_living_plaintext_and_its_peak() -> None:
 
 def test_wiping_a_cell_twice_counts_once() -> None:
     ring = make(1)
-    ring.cells[0].opening(10)
+    ring.cells[0].expose(0, 10)
     ring.cells[0].wipe()
     ring.cells[0].wipe()
     assert ring.alive_bytes == 0

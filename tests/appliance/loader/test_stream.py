@@ -46,7 +46,7 @@ class Bench:
         cell.staged[: run.length] = run.first + 1
 
     def _open(self, run: Run, cell: Cell) -> None:
-        cell.opening(run.length)
+        cell.expose(0, run.length)
         cell.staged[: run.length] += 100
 
     def _place(self, run: Run, plain: torch.Tensor) -> None:
@@ -62,6 +62,7 @@ class Bench:
             slot=self.slot,
             read=lambda run, cell: self.read(run, cell),
             bring=self._bring,
+            locate=lambda error, run: error,
             readers=self.readers,
             openers=self.openers,
             on_progress=lambda done, total: self.on_progress(done, total),
