@@ -1,0 +1,1 @@
+"""What opens a bundle on a device: its halves measured apart, and a load on a GPU."""
