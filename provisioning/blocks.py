@@ -2,8 +2,8 @@
 
 A block is hashed by one thread; reading and hashing run outside of the interpreter's lock. Where seeking costs
 nothing, each thread reads its block in pieces and hashes them as they come, and there are twice as many threads as
-cores, so that the medium never waits. Where it does cost, threads take turns at reading whole blocks, so that the medium
-is read from front to back, and hash outside of their turn.
+cores, so that the medium never waits. Where it does cost, threads take turns at reading whole blocks, so that the
+medium is read from front to back, and hash outside of their turn.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from typing import Final, NoReturn, Self
 from attestation import dsse
 from attestation.errors import reason_of
 from provisioning.errors import BundleDamaged
-from provisioning.files import reading
+from provisioning.files import names_in, reading
 from provisioning.geometry import DataFile
 from provisioning.manifest import FILE_NAME, KIND, MAX_ENVELOPE_BYTES, MAX_PAYLOAD_BYTES, Manifest, SignedManifest
 from provisioning.ownerkey import OwnerKey
@@ -88,7 +88,7 @@ class SealedFiles:
 
     def names(self) -> frozenset[str]:
         """Give the names of all that is in the directory now."""
-        return frozenset(os.listdir(self.directory))  # noqa: PTH208 - by descriptor, so the directory cannot be exchanged
+        return names_in(self.directory)
 
     def close(self) -> None:
         """Close all descriptors. May be called again."""

@@ -222,6 +222,16 @@ def _publish(part: Path, path: Path) -> None:
         part.replace(path)
 
 
+def names_in(directory: int) -> frozenset[str]:
+    """Give the names of all that is in an open directory now, whatever happened to its own name."""
+    # Opened once more: btrfs shows a descriptor only what was there when it was opened.
+    fresh = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        return frozenset(os.listdir(fresh))  # noqa: PTH208 - by descriptor
+    finally:
+        os.close(fresh)
+
+
 def sync_directory(directory: Path) -> None:
     """Make names made in a directory survive a power cut."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -68,12 +68,13 @@ class MediumFile:
         road: how the bytes come, known best after the last read.
     """
 
-    __slots__ = ("_descriptor", "_direct", "_remote", "_start", "_stop", "road")
+    __slots__ = ("_descriptor", "_direct", "_remote", "_size", "_start", "_stop", "road")
 
     def __init__(self, descriptor: int, start: int, stop: int) -> None:
         self._descriptor = descriptor
         self._start = start
         self._stop = stop
+        self._size = os.fstat(descriptor).st_size
         kind = file_system(descriptor)
         self._remote = kind in _REMOTE or kind.startswith("fuse")
         self._direct = _open_direct(descriptor)
@@ -97,7 +98,8 @@ class MediumFile:
             OSError: the medium does not give the bytes.
         """
         done = 0
-        while done < len(target):
+        # No read is tried at a file's odd end, where O_DIRECT would be refused.
+        while done < len(target) and offset + done < self._size:
             count = self._read(target[done:], offset + done)
             if count == 0:
                 break
@@ -138,6 +140,19 @@ class MediumFile:
             with contextlib.suppress(OSError):
                 os.posix_fadvise(self._descriptor, self._start, self._stop - self._start, os.POSIX_FADV_DONTNEED)
         self._close_direct()
+
+
+def read_whole(descriptor: int, size: int) -> tuple[bytes, Road]:
+    """Read a file of ``size`` bytes from its medium; of a longer one, one byte more.
+
+    Raises:
+        OSError: the medium does not give the bytes.
+    """
+    rounded = -(-(size + 1) // _PAGE) * _PAGE
+    pages = memoryview(mmap.mmap(-1, rounded, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    with MediumFile(descriptor, 0, rounded) as file:
+        count = file.read_into(pages, 0)
+        return bytes(pages[: min(count, size + 1)]), file.road
 
 
 def _open_direct(descriptor: int) -> int | None:

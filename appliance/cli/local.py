@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from appliance import config
 from appliance.api import access
@@ -15,6 +16,7 @@ from appliance.hardening import harden_process, restart_clean
 from appliance.preflight import require_installation, require_places
 from attestation.clock import SystemClock
 from attestation.simulated import lab
+from provisioning.cli.copy import copy_and_show
 from provisioning.cli.report import emit, json_option, say, show_error
 from provisioning.cli.verify import verify_and_show
 from provisioning.ownerkey import OwnerKey
@@ -68,6 +70,33 @@ def verify(path: Path, bundle: Path, owner_key: Path | None, *, as_json: bool) -
     """Check every byte of BUNDLE without a key: signatures, table, digests, names, sizes."""
     trusted = owner_key or config.load(path).model.owner_key
     verify_and_show(bundle, [OwnerKey.read_file(trusted)], as_json=as_json)
+
+
+@click.command(short_help="Copy a bundle to another medium, read it back, resume.")
+@click.argument("bundle", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
+@click.option(
+    "--owner-key",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Instead of the one in the configuration; on a machine without one, only digests are checked.",
+)
+@json_option
+@click.pass_context
+def copy(context: click.Context, bundle: Path, destination: Path, owner_key: Path | None, *, as_json: bool) -> None:
+    """Copy BUNDLE to DEST, a new path, and read the copy back from its medium.
+
+    Until it is whole the copy is DEST.partial; the same command goes on where it broke off.
+    """
+    trusted = owner_key or _configured_owner(context)
+    copy_and_show(bundle, destination, [OwnerKey.read_file(trusted)] if trusted else [], as_json=as_json)
+
+
+def _configured_owner(context: click.Context) -> Path | None:
+    """Give the configured owner's key; none where nobody named a configuration and the machine has none."""
+    path: Path = context.obj
+    named = context.find_root().get_parameter_source("config_path") is not ParameterSource.DEFAULT
+    return config.load(path).model.owner_key if named or path.exists() else None
 
 
 @click.command(name="lab-root")
@@ -128,4 +157,4 @@ def _keys_file(path: Path) -> Path:
     return read.api.keys_file
 
 
-COMMANDS = (agent, check_config, verify, lab_root, apikey)
+COMMANDS = (agent, check_config, verify, copy, lab_root, apikey)

@@ -1,4 +1,4 @@
-"""Commands of the sealed bundle: pack, inspect, verify."""
+"""Commands of the sealed bundle: pack, inspect, verify, copy."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from attestation.clock import format_time
 from attestation.errors import PolicyInvalid
 from attestation.policy import MAX_TOML_BYTES, AppraisalPolicy
 from attestation.rule import write_rule
+from provisioning.cli.copy import copy_and_show
 from provisioning.cli.passphrase import passphrase_options, read_passphrase
 from provisioning.cli.progress import Meter
 from provisioning.cli.report import emit, json_option, say
@@ -269,8 +270,28 @@ def verify(bundle: Path, owner_keys: tuple[Path, ...], *, as_json: bool) -> None
     verify_and_show(bundle, _read_owners(owner_keys), as_json=as_json)
 
 
+@click.command(short_help="Copy a bundle to another medium, read it back, resume.")
+@_bundle_argument
+@click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
+@click.option(
+    "--owner-key",
+    "owner_keys",
+    type=click.Path(path_type=Path, dir_okay=False),
+    multiple=True,
+    metavar="FILE",
+    help="The owner's owner.pub.json; without it only digests are checked.",
+)
+@json_option
+def copy(bundle: Path, destination: Path, owner_keys: tuple[Path, ...], *, as_json: bool) -> None:
+    """Copy BUNDLE to DEST, a new path, and read the copy back from its medium.
+
+    Until it is whole the copy is DEST.partial; the same command goes on where it broke off.
+    """
+    copy_and_show(bundle, destination, _read_owners(owner_keys), as_json=as_json)
+
+
 def _read_owners(paths: tuple[Path, ...]) -> list[OwnerKey]:
     return [OwnerKey.read_file(path) for path in paths]
 
 
-COMMANDS: Final[tuple[click.Command, ...]] = (pack, inspect, verify)
+COMMANDS: Final[tuple[click.Command, ...]] = (pack, inspect, verify, copy)
