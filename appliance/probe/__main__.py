@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -91,7 +92,7 @@ def measure(directory: Path, *, nbytes: int, device: str, loading: Loading) -> F
         counts = sorted({1, 2, loading.openers, cores})
         ciphers = aead.scaling(nbytes=_CIPHER_BYTES, threads=counts)
         _stage(f"measuring copies to {device}")
-        copies = copying.by_size(slot, nbytes=_COPY_BYTES)
+        copies = copying.by_size(partial(open_slot, device), nbytes=_COPY_BYTES)
         destinations = bundle.destinations(slot)
         cold = None
         if bundle.chill() < _COLD_SHARE:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
+from appliance.errors import ConfigError
 from appliance.probe.rate import Rate
 from appliance.slot import Slot, Ticket
 
@@ -16,19 +17,27 @@ SIZES = (1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB)
 _DEPTH = 2
 
 
-def by_size(slot: Slot, *, sizes: Sequence[int] = SIZES, nbytes: int = 512 * MIB) -> dict[int, Rate]:
-    """Measure copies from staging memory to the device, through one lane of the slot.
+def by_size(make_slot: Callable[[], Slot], *, sizes: Sequence[int] = SIZES, nbytes: int = 512 * MIB) -> dict[int, Rate]:
+    """Measure copies from staging memory to the device, through one lane of a slot.
 
     Args:
-        slot: the device.
-        sizes: bytes of one copy.
+        make_slot: opens the device anew for each size, so that no size keeps locked memory from the next.
+        sizes: bytes of one copy, ascending; those for which staging memory cannot be locked are left out.
         nbytes: moved per size, at least; two copies of each size go first, outside the clock.
 
     Raises:
-        ConfigError: ``ring.memlock`` when so much staging memory cannot be locked.
-        DeviceFault: ``slot.memory``.
+        ConfigError: ``ring.memlock`` when not even the first size can be locked.
+        DeviceFault: ``slot.*``.
     """
-    return {size: _one(slot, size, max(2 * _DEPTH, nbytes // size)) for size in sizes}
+    found: dict[int, Rate] = {}
+    for size in sizes:
+        try:
+            found[size] = _one(make_slot(), size, max(2 * _DEPTH, nbytes // size))
+        except ConfigError:
+            if not found:
+                raise
+            break
+    return found
 
 
 def _one(slot: Slot, size: int, count: int) -> Rate:

@@ -10,6 +10,8 @@ from typing import Any
 import cryptography
 import torch
 
+from appliance.probe.mounts import file_system
+
 
 def describe(directory: Path) -> dict[str, Any]:
     """Describe processor, memory, kernel, the file system of a directory, and the libraries that all share."""
@@ -28,14 +30,3 @@ def describe(directory: Path) -> dict[str, Any]:
         "torch": torch.__version__,
         "cryptography": cryptography.__version__,
     }
-
-
-def file_system(directory: Path) -> str:
-    """Give the type of the file system that a directory is on, from the mount table (proc(5), mountinfo)."""
-    device = os.stat(directory).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
-        mount, _, rest = line.partition(" - ")
-        if mount.split()[2] == wanted:
-            return rest.split()[0]
-    return "unknown"

@@ -14,8 +14,8 @@ _METHOD = [
     "All weights end in tensors that were allocated and touched before the clock started, as device memory would be.",
     "A loader that makes tensors of its own pays one copy into them; one marked *own* does not: its tensors count as",
     "the destination, and it pays for their fresh pages instead. *own MB* is the peak of anonymous and shared memory",
-    "beyond the weights, *mapped MB* that of mapped files, which is page cache. The last column is our speed divided by",
-    "the loader's in the same round (median, least, most): above 1 we are faster. What each loader brought was",
+    "beyond the weights, *mapped MB* that of mapped files, which is page cache. The last column is our speed divided",
+    "by the loader's in the same round (median, least, most): above 1 we are faster. What each loader brought was",
     "compared, byte by byte and after the clock, with what was written.",
 ]
 

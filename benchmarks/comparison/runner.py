@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from appliance.probe import cache
 from benchmarks.comparison.child import status_bytes
-from benchmarks.comparison.weights import Model
+from benchmarks.comparison.weights import Weights
 from benchmarks.loaders.contender import Job
 from benchmarks.loaders.ours import KEY_VARIABLE
 from provisioning.secret import SecretBytes
@@ -70,7 +70,7 @@ class Bench:
     """
 
     job: Job
-    model: Model
+    model: Weights
     key: Callable[[], SecretBytes]
 
     def convert(self, name: str) -> None:

@@ -16,7 +16,7 @@ from benchmarks import loaders
 from benchmarks.comparison import machine, weights
 from benchmarks.comparison.runner import COLD_SHARE, Bench, Run, Unavailable
 from benchmarks.comparison.summary import aims, summarise
-from benchmarks.comparison.weights import Model
+from benchmarks.comparison.weights import Weights
 from benchmarks.loaders.contender import Job
 from benchmarks.scaling import stages
 from provisioning.ownerkey import OwnerSigner
@@ -27,6 +27,8 @@ from tests.sim.modelfiles import POLICY
 Tell = Callable[[str], None]
 _PROBE_SECONDS = 1.0
 _PROBE_BYTES = 512 << 20
+# The steps of the simulator are measured in windows; a smaller bundle has too few of them.
+_STAGES_GB = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class Session:
         settings = self._settings
         load_before = os.getloadavg()[0]
         self._tell(f"writing a model of about {settings.gb:g} GB")
-        model = weights.write(self._work / "model", settings.gb, lambda *_: None)
+        model = weights.write(self._work / "model", settings.gb)
         files = sorted((self._work / "model").glob("*.safetensors"))
         cache.evict(files)
         states = [state for state in settings.states if state != "cold" or cache.share(files) < COLD_SHARE]
@@ -98,9 +100,24 @@ class Session:
 
             bench = Bench(job, model, key)
             self._convert(bench)
-            for number in range(settings.rounds):
-                self._round(bench, number, states)
-        return self._result(model, probes, load_before)
+            rounds = self._rounds(bench, states)
+        return self._result(model, probes, load_before, rounds)
+
+    def _rounds(self, bench: Bench, states: list[str]) -> int:
+        """Run all rounds, or until somebody interrupts; gives how many are whole, of which there must be one."""
+        whole = 0
+        try:
+            while whole < self._settings.rounds:
+                self._round(bench, whole, states)
+                whole += 1
+        except KeyboardInterrupt:
+            if not whole:
+                raise
+            self._tell(f"interrupted; results are of {whole} rounds")
+        for runs in self._runs.values():
+            for name in list(runs):
+                del runs[name][whole:]
+        return whole
 
     def _pack(self, signer: OwnerSigner) -> bytes:
         self._tell("packing our bundle")
@@ -123,7 +140,7 @@ class Session:
         counts = sorted({1, *range(2, self._settings.openers + 1), len(os.sched_getaffinity(0))})
         nbytes = min(_PROBE_BYTES, round(self._settings.gb * 1e9))
         ciphers = aead.scaling(nbytes=nbytes, threads=counts)
-        copies = copying.by_size(CpuSlot(), nbytes=nbytes)
+        copies = copying.by_size(CpuSlot, nbytes=nbytes)
         probes = {
             "raw_read_gb_s": [
                 {"block_bytes": one.block_bytes, "threads": one.threads, "gb_s": round(one.rate.gb_s, 3)}
@@ -159,7 +176,7 @@ class Session:
                     continue
                 self._runs[state].setdefault(name, []).append(run)
                 self._tell(f"  {name} {state}: {bench.model.nbytes / run.wall_s / 1e9:.2f} GB/s")
-        if "ours" in names and len(states) > 1:
+        if "ours" in names and len(states) > 1 and self._settings.gb >= _STAGES_GB:
             self._stages.append(stages.measure_apart(self._work / "bundle", threads=self._settings.openers))
         self._tell(f"round {number + 1} of {self._settings.rounds}: {time.monotonic() - begin:.0f} s")
 
@@ -170,7 +187,7 @@ class Session:
         for runs in self._runs.values():
             runs.pop(name, None)
 
-    def _result(self, model: Model, probes: dict[str, Any], load_before: float) -> dict[str, Any]:
+    def _result(self, model: Weights, probes: dict[str, Any], load_before: float, rounds: int) -> dict[str, Any]:
         settings = self._settings
         tables: dict[str, dict[str, Any]] = {}
         for state, runs in self._runs.items():
@@ -186,7 +203,7 @@ class Session:
             | {"load_average": [round(load_before, 1), round(os.getloadavg()[0], 1)]},
             "settings": {
                 "gb": settings.gb,
-                "rounds": settings.rounds,
+                "rounds": rounds,
                 "readers": settings.readers,
                 "openers": settings.openers,
                 "ring_bytes": settings.ring_bytes,

@@ -1,30 +1,22 @@
-"""A synthetic model in the shape of Llama 8B, with as many layers as its size allows; random bytes in bfloat16."""
+"""The model of a comparison: that of ``lethe bench load``, and the digest of every tensor to compare with later."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import math
-import struct
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-_SHARD = 2 << 30
-_CHUNK = 16 << 20
-_ITEM = 2
+from appliance.probe import model
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class Weights:
     """What was written.
 
     Attributes:
         nbytes: of all tensors.
         shapes: of each tensor; all are bfloat16.
-        digests: SHA-256 of each tensor's bytes.
+        digests: SHA-256 of each tensor's bytes, as hex.
         files: safetensors files.
     """
 
@@ -34,95 +26,13 @@ class Model:
     files: int
 
 
-def shapes(gigabytes: float) -> dict[str, tuple[int, ...]]:
-    """Give names and shapes of a model of about that size.
+def write(directory: Path, gigabytes: float) -> Weights:
+    """Write a model directory of about that size."""
+    hashes: dict[str, hashlib._Hash] = {}
 
-    The hidden size is that of Llama 8B, 4096, where one layer and the embeddings fit, and a smaller power of two else;
-    the other sizes keep its proportions (MLP 3.5 times as wide, a quarter of the heads for keys and values).
-    """
-    wanted = gigabytes * 1e9
-    hidden = 4096
-    # 8 times hidden words in the vocabulary, twice; 13 squares of the hidden size to a layer.
-    while hidden > 64 and (32 + 26) * hidden**2 > wanted:
-        hidden //= 2
-    layers = max(1, round((wanted - 32 * hidden**2) / (26 * hidden**2)))
-    wide, narrow = hidden * 7 // 2, hidden // 4
-    found = {"model.embed_tokens.weight": (8 * hidden, hidden)}
-    for number in range(layers):
-        at = f"model.layers.{number}."
-        found |= {
-            at + "input_layernorm.weight": (hidden,),
-            at + "self_attn.q_proj.weight": (hidden, hidden),
-            at + "self_attn.k_proj.weight": (narrow, hidden),
-            at + "self_attn.v_proj.weight": (narrow, hidden),
-            at + "self_attn.o_proj.weight": (hidden, hidden),
-            at + "post_attention_layernorm.weight": (hidden,),
-            at + "mlp.gate_proj.weight": (wide, hidden),
-            at + "mlp.up_proj.weight": (wide, hidden),
-            at + "mlp.down_proj.weight": (hidden, wide),
-        }
-    return found | {"model.norm.weight": (hidden,), "lm_head.weight": (8 * hidden, hidden)}
+    def seen(name: str, chunk: bytes) -> None:
+        hashes.setdefault(name, hashlib.sha256()).update(chunk)
 
-
-def write(directory: Path, gigabytes: float, tell: Callable[[int, int], None]) -> Model:
-    """Write the model's directory: config, a tokenizer's place holder, shards of at most 2 GiB and their index.
-
-    Args:
-        directory: made here.
-        gigabytes: about how large.
-        tell: told (bytes written, bytes in all).
-    """
-    directory.mkdir(parents=True)
-    (directory / "config.json").write_text('{"model_type": "llama", "rms_norm_eps": 1e-5}')
-    (directory / "tokenizer.json").write_text("{}")
-    plan = shapes(gigabytes)
-    shards = list(_shards(plan))
-    total = sum(math.prod(shape) * _ITEM for shape in plan.values())
-    random = np.random.default_rng(7)
-    digests: dict[str, str] = {}
-    index: dict[str, str] = {}
-    done = 0
-    for number, names in enumerate(shards, start=1):
-        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        with (directory / file).open("wb") as stream:
-            stream.write(_header({name: plan[name] for name in names}))
-            for name in names:
-                index[name] = file
-                digest = hashlib.sha256()
-                left = math.prod(plan[name]) * _ITEM
-                while left:
-                    chunk = random.bytes(min(left, _CHUNK))
-                    digest.update(chunk)
-                    stream.write(chunk)
-                    left -= len(chunk)
-                    done += len(chunk)
-                    tell(done, total)
-                digests[name] = digest.hexdigest()
-    members = {"metadata": {"total_size": total}, "weight_map": index}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(members))
-    return Model(total, plan, digests, len(shards))
-
-
-def _shards(plan: dict[str, tuple[int, ...]]) -> Iterator[list[str]]:
-    names: list[str] = []
-    held = 0
-    for name, shape in plan.items():
-        size = math.prod(shape) * _ITEM
-        if names and held + size > _SHARD:
-            yield names
-            names, held = [], 0
-        names.append(name)
-        held += size
-    yield names
-
-
-def _header(part: dict[str, tuple[int, ...]]) -> bytes:
-    members = {}
-    position = 0
-    for name, shape in part.items():
-        size = math.prod(shape) * _ITEM
-        members[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [position, position + size]}
-        position += size
-    text = json.dumps(members).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text
+    written = model.write(directory, model.shapes(round(gigabytes * 1e9)), seen=seen)
+    digests = {name: digest.hexdigest() for name, digest in hashes.items()}
+    return Weights(written.nbytes, written.shapes, digests, written.files)
