@@ -18,7 +18,7 @@ import hashlib
 import heapq
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, overload
 
@@ -204,17 +204,40 @@ class Streams(Sequence[Stream]):
             self._planned[number] = self._plan(number)
         return self._planned[number]
 
+    def tensors(self, number: int) -> Iterator[int]:
+        """Give the numbers of the tensors that belong to a stream, in order, also of those without bytes in it."""
+        return heapq.merge(self._cut if number >= FIRST_COLUMN else (), self._whole[number])
+
+    def length(self, number: int) -> int:
+        """Give the length of a stream in bytes; no pieces are made for it."""
+        if number in self._planned:
+            return self._planned[number].length
+        end = 0
+        for _, _, _, length in self._tiles_in(number):
+            end = -(-end // ALIGNMENT) * ALIGNMENT + length
+        return end
+
     def _plan(self, number: int) -> Stream:
         pieces: list[Piece] = []
         end = 0
-        cut = self._cut if number >= FIRST_COLUMN else ()
-        for index in heapq.merge(cut, self._whole[number]):
-            start, stop, length = _tile(self._tensors[index], number - FIRST_COLUMN, self._tiles)
-            if length:
-                offset = -(-end // ALIGNMENT) * ALIGNMENT
-                pieces.append(Piece(index, start, stop, number, offset, length))
-                end = offset + length
+        for index, start, stop, length in self._tiles_in(number):
+            offset = -(-end // ALIGNMENT) * ALIGNMENT
+            pieces.append(Piece(index, start, stop, number, offset, length))
+            end = offset + length
         return Stream(number, end, tuple(pieces))
+
+    def _tiles_in(self, number: int) -> Iterator[tuple[int, int, int, int]]:
+        """Give (tensor, tile start, tile stop, bytes) of every tile that has bytes in a stream, in order."""
+        column = number - FIRST_COLUMN
+        for index in self.tensors(number):
+            spec = self._tensors[index]
+            if spec.parallel is None:
+                start, stop, length = 0, spec.shape[0] if spec.shape else 1, spec.nbytes
+            else:
+                start, stop = spec.edge(column, self._tiles), spec.edge(column + 1, self._tiles)
+                length = spec.outer * spec.row_bytes(start, stop)
+            if length:
+                yield index, start, stop, length
 
 
 class Layout:
@@ -256,9 +279,8 @@ class Layout:
         """Give the segments of each stream, as the manifest must state them."""
         # Where all tiles are even, all columns are planned alike, and one of them tells the length of all.
         even = all(spec.is_even(self.tiles) for spec in self.tensors)
-        columns = [self.streams[FIRST_COLUMN].length] * self.tiles if even else None
-        columns = columns or [stream.length for stream in self.streams[FIRST_COLUMN:]]
-        lengths = (catalog_bytes, self.streams[COMMON_STREAM].length, *columns)
+        columns = [self.streams.length(FIRST_COLUMN + tile) for tile in range(1 if even else self.tiles)]
+        lengths = (catalog_bytes, self.streams.length(COMMON_STREAM), *columns * (self.tiles if even else 1))
         return tuple(segment_count(length, segment_size) for length in lengths)
 
     def descriptor_digest(self, section: Section, segment_size: int) -> bytes:
@@ -278,14 +300,6 @@ class Layout:
         low = bisect.bisect_right(pieces, begin, key=lambda piece: piece.offset + piece.length)
         high = bisect.bisect_left(pieces, end, key=lambda piece: piece.offset)
         return pieces[low:high]
-
-
-def _tile(spec: TensorSpec, column: int, tiles: int) -> tuple[int, int, int]:
-    """Give (tile start, tile stop, bytes) of a tensor's part of a stream that it has a part of."""
-    if spec.parallel is None:
-        return 0, spec.shape[0] if spec.shape else 1, spec.nbytes
-    start, stop = spec.edge(column, tiles), spec.edge(column + 1, tiles)
-    return start, stop, spec.outer * spec.row_bytes(start, stop)
 
 
 _DESCRIPTOR_LABEL: Final = b"lethe/bundle/v1/tiles\0"

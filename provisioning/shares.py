@@ -8,10 +8,11 @@ read by one rank, every common segment by all, and every element of every tensor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from provisioning.collector import resting
 from provisioning.errors import BundleDamaged
 from provisioning.geometry import COMMON_STREAM, FIRST_COLUMN, Geometry, Section
 from provisioning.layout import Layout, TensorSpec
@@ -97,21 +98,23 @@ def share(layout: Layout, geometry: Geometry, *, rank: int, world: int) -> RankS
     )
 
 
-def part(spec: TensorSpec, *, tiles: int, rank: int, world: int) -> Part | None:
-    """Give a rank's part of a tensor, or None where the tensor is another rank's."""
-    count = tiles // world
-    if spec.column is not None and spec.column // count != rank:
-        return None
+def part(spec: TensorSpec, *, tiles: int, rank: int, world: int) -> Part:
+    """Give a rank's part of a tensor that it has a part of."""
     if spec.parallel is None:
         return Part(0, spec.shape)
+    count = tiles // world
     start, stop = spec.edge(rank * count, tiles), spec.edge((rank + 1) * count, tiles)
     return Part(start, (*spec.shape[: spec.parallel], stop - start, *spec.shape[spec.parallel + 1 :]))
 
 
 def parts(layout: Layout, *, rank: int, world: int) -> dict[int, Part]:
-    """Give the rank's parts of all tensors that it has a part of, by the tensor's number."""
-    found = ((index, part(spec, tiles=layout.tiles, rank=rank, world=world)) for index, spec in _numbered(layout))
-    return {index: own for index, own in found if own is not None}
+    """Give the rank's parts of all tensors that it has a part of, by the tensor's number and in order.
+
+    Raises:
+        ValueError: there is no such rank.
+    """
+    held = {index for stream in layout.rank_streams(rank, world) for index in layout.streams.tensors(stream)}
+    return {index: part(layout.tensors[index], tiles=layout.tiles, rank=rank, world=world) for index in sorted(held)}
 
 
 def slices(layout: Layout, *, rank: int, world: int) -> dict[int, tuple[Slice, ...]]:
@@ -122,14 +125,14 @@ def slices(layout: Layout, *, rank: int, world: int) -> dict[int, tuple[Slice, .
     """
     made: dict[int, tuple[Slice, ...]] = {}
     begins: dict[int, int] = {}
-    count = layout.tiles // world if world else 0
     for number in layout.rank_streams(rank, world):
         listed: list[Slice] = []
         for piece in layout.streams[number].pieces:
             spec = layout.tensors[piece.tensor_index]
             begin = 0
             if spec.parallel is not None:
-                begin = begins.setdefault(piece.tensor_index, spec.edge(rank * count, layout.tiles))
+                # The rank's first column is planned first, so the first tile of a tensor that is met begins its part.
+                begin = begins.setdefault(piece.tensor_index, piece.tile_start)
             listed.append(
                 Slice(
                     piece.tensor_index,
@@ -144,20 +147,17 @@ def slices(layout: Layout, *, rank: int, world: int) -> dict[int, tuple[Slice, .
     return made
 
 
-def _numbered(layout: Layout) -> Iterable[tuple[int, TensorSpec]]:
-    return enumerate(layout.tensors)
-
-
 def check_all(layout: Layout, geometry: Geometry) -> None:
     """Audit every number of ranks that the tiles allow.
 
     Raises:
         BundleDamaged: ``share.*``.
     """
-    world = 1
-    while world <= layout.tiles:
-        audit(layout, geometry, [share(layout, geometry, rank=rank, world=world) for rank in range(world)])
-        world *= 2
+    with resting():
+        world = 1
+        while world <= layout.tiles:
+            audit(layout, geometry, [share(layout, geometry, rank=rank, world=world) for rank in range(world)])
+            world *= 2
 
 
 def audit(layout: Layout, geometry: Geometry, ranks: Sequence[RankShare]) -> None:
