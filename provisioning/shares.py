@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from provisioning.collector import resting
 from provisioning.errors import BundleDamaged
-from provisioning.geometry import COMMON_STREAM, FIRST_COLUMN, Geometry, Section
+from provisioning.geometry import COMMON_STREAM, FIRST_COLUMN, Geometry, Section, rank_streams
 from provisioning.layout import Layout, TensorSpec
 
 
@@ -88,14 +88,23 @@ def share(layout: Layout, geometry: Geometry, *, rank: int, world: int) -> RankS
     Raises:
         ValueError: there is no such rank.
     """
-    streams = set(layout.rank_streams(rank, world))
     return RankShare(
         rank=rank,
         world=world,
-        sections=tuple(section for section in geometry.sections if section.stream in streams),
+        sections=sections(geometry, rank=rank, world=world),
         parts=parts(layout, rank=rank, world=world),
         slices=slices(layout, rank=rank, world=world),
     )
+
+
+def sections(geometry: Geometry, *, rank: int, world: int) -> tuple[Section, ...]:
+    """Give the sections that a rank opens, the catalog's not among them. They follow from the manifest alone.
+
+    Raises:
+        ValueError: there is no such rank.
+    """
+    streams = set(rank_streams(rank, world, tiles=geometry.tiles))
+    return tuple(section for section in geometry.sections if section.stream in streams)
 
 
 def part(spec: TensorSpec, *, tiles: int, rank: int, world: int) -> Part:
