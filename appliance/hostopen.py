@@ -1,8 +1,8 @@
 """Opening on the host: two ways to bring a run to a device (see :data:`appliance.stream.Bring`).
 
-*To memory*: the device is host memory. A segment is decrypted straight to its tensors where that is possible. Otherwise
-it is decrypted in the cell, or from a mapping into the cell's first segment, and copied from there, so that what is
-copied is still in the core's cache. On a wrong tag the destinations are overwritten before anybody hears of it.
+*To memory*: the device is host memory. A segment is decrypted straight to its tensors as far as that is possible. The
+rest of it is decrypted in the cell, or from a mapping into the cell's first segment, and copied from there when the tag
+was found right. On a wrong tag all of it is overwritten before anybody hears of it.
 
 *Staged*: a run is decrypted in the cell, or from a mapping into it, and goes to the device in one copy.
 """
@@ -13,10 +13,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-import torch
-
 from appliance import placement
-from appliance.direct import GAP_BYTES, HostTargets
+from appliance.direct import HostTargets
 from appliance.placement import Target
 from appliance.reader import Reader
 from appliance.ring import Cell
@@ -74,7 +72,7 @@ class StagedWay(_HostWay):
         size = run.length // run.count
         try:
             for index in range(run.count):
-                self._unsealer.open(run, index, sealed, plaintext[index * size : (index + 1) * size])
+                self._unsealer.open(run, index, sealed, (plaintext[index * size : (index + 1) * size],))
         except BaseException:
             # Segments of the run that were opened before are as worthless now as the damaged one.
             cell.wipe()
@@ -100,37 +98,40 @@ class MemoryWay(_HostWay):
     def __enter__(self) -> MemoryWay:
         return self
 
-    def bring(self, run: Run, cell: Cell, lane: Lane) -> Ticket:
+    def bring(self, run: Run, cell: Cell, lane: Lane) -> Ticket:  # noqa: ARG002  # memory needs no lane
         """Open a run segment by segment."""
         sealed = self._reader.show(run, cell)
-        memory = self._memory[run.stream]
+        mapped = self._reader.is_mapped(run.file)
         size = run.length // run.count
-        # The end of the page behind the segments, of which a tag takes the beginning.
-        gap = len(cell.view) - GAP_BYTES
         try:
             for index in range(run.count):
-                start = run.start + index * size
-                parts = memory.parts(start, start + size, cell.view[gap:])
-                if parts is None:
-                    self._copy(run, index, sealed, cell, lane)
-                elif len(parts) == 1:
-                    self._unsealer.open(run, index, sealed, parts[0])
-                else:
-                    cell.expose(gap, GAP_BYTES)
-                    self._unsealer.open_parts(run, index, sealed, parts)
+                self._open(run, index, sealed, cell, 0 if mapped else index * size)
         except BaseException:
             cell.wipe()
             raise
         self._reader.drop(run)
         return _Done()
 
-    def _copy(self, run: Run, index: int, sealed: memoryview, cell: Cell, lane: Lane) -> None:
+    def _open(self, run: Run, index: int, sealed: memoryview, cell: Cell, staging: int) -> None:
+        """Open one segment; what cannot go straight to a tensor goes to the cell, from byte ``staging`` on."""
         size = run.length // run.count
-        offset = 0 if self._reader.is_mapped(run.file) else index * size
-        self._unsealer.open(run, index, sealed, cell.expose(offset, size))
-        targets, start = self._targets[run.stream], run.start + index * size
-
-        def place(plain: torch.Tensor) -> None:
-            placement.place(targets, start, plain)
-
-        lane.deliver(cell.staged[offset : offset + size], place).wait()
+        start = run.start + index * size
+        stretches = self._memory[run.stream].stretches(start, start + size)
+        staged = [item for item in stretches if item.memory is None]
+        if staged and sealed.readonly:
+            cell.expose(0, size)  # used again for every segment of the run
+        elif staged:
+            for item in staged:
+                cell.expose(staging + item.start, item.stop - item.start)
+        self._unsealer.open(
+            run,
+            index,
+            sealed,
+            [
+                cell.view[staging + item.start : staging + item.stop] if item.memory is None else item.memory
+                for item in stretches
+            ],
+        )
+        for item in staged:
+            plain = cell.staged[staging + item.start : staging + item.stop]
+            placement.place(self._targets[run.stream], start + item.start, plain)

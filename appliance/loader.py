@@ -20,6 +20,7 @@ import torch
 from appliance import pages, placement
 from appliance._seal import MINT
 from appliance.account import Account
+from appliance.deviceopen import DeviceWay, check_choice
 from appliance.engine.model import Decoder
 from appliance.errors import ConfigError
 from appliance.faults import located
@@ -32,6 +33,7 @@ from appliance.slot import Slot
 from appliance.stream import Pipeline, Report, Run
 from appliance.unseal import Unsealer
 from attestation.clock import Clock, SystemClock
+from provisioning import shares
 from provisioning.bundle import Bundle
 from provisioning.catalog import MAX_FILES_BYTES, MAX_HEADER_BYTES, Catalog
 from provisioning.errors import BundleDamaged
@@ -82,10 +84,12 @@ class SealedLoader:
         opener_threads: threads that decrypt and copy.
         rank: which part of the model.
         world: of how many; a divisor of the bundle's number of tiles.
+        open_on: who decrypts weights, ``host``, or ``device`` where that has memory of its own; the catalog always is
+            for the host.
         clock: for the time taken.
 
     Raises:
-        ConfigError: ``rank.world``, ``ring.size``, ``ring.memlock``.
+        ConfigError: ``rank.world``, ``ring.size``, ``ring.memlock``, ``loading.open_on``.
     """
 
     def __init__(
@@ -99,6 +103,7 @@ class SealedLoader:
         opener_threads: int,
         rank: int,
         world: int,
+        open_on: str = "host",
         clock: Clock | None = None,
     ) -> None:
         self._grant = grant
@@ -111,7 +116,9 @@ class SealedLoader:
         self._world = world
         self._clock = clock or SystemClock()
         self._catalog: Catalog | None = None
+        self._open_on = open_on
         _check_rank(rank, world, bundle.manifest.tiles)
+        check_choice(open_on, slot)
         self._ring = Ring(slot, ring_bytes=ring_bytes, cell_bytes=self._cell_bytes(ring_bytes))
 
     def _cell_bytes(self, ring_bytes: int) -> int:
@@ -176,7 +183,7 @@ class SealedLoader:
         size = self._manifest.segment_size
         plain = cell.expose(0, run.length)
         for index in range(run.count):
-            unsealer.open(run, index, cell.view, plain[index * size : (index + 1) * size])
+            unsealer.open(run, index, cell.view, (plain[index * size : (index + 1) * size],))
 
     def load(
         self, destinations: Mapping[str, torch.Tensor], *, skip: Callable[[str], bool], on_progress: Report
@@ -210,7 +217,8 @@ class SealedLoader:
         layout = catalog.layout
         targets = placement.plan(layout, rank=self._rank, world=self._world, destinations=destinations, skip=skip)
         size = self._manifest.segment_size
-        sections = [section for section in self._manifest.sections if section.stream in targets]
+        # From the manifest, not from the targets: a fault in either shows in the account.
+        sections = shares.sections(self._manifest.geometry, rank=self._rank, world=self._world)
         descriptors = {section: layout.descriptor_digest(section, size) for section in sections}
         account = Account(self._manifest.geometry.segments)
         begin = self._clock.monotonic()
@@ -265,6 +273,17 @@ class SealedLoader:
         targets: Mapping[int, tuple[placement.Target, ...]],
     ) -> Way:
         """Choose how runs are opened on this slot."""
+        if self._open_on == "device":
+            with self._grant.bundle_key() as key:
+                return DeviceWay(
+                    key,
+                    slot=self._slot,
+                    manifest=self._manifest,
+                    table=self._bundle.table,
+                    descriptors=descriptors,
+                    account=account,
+                    targets=targets,
+                )
         kind = MemoryWay if self._slot.in_host_memory else StagedWay
         return kind(self._unsealer(descriptors, account), reader=reader, targets=targets)
 
@@ -279,7 +298,9 @@ class SealedLoader:
         sections = {section.number for section in self._manifest.sections if section.stream in streams}
         files = [number for number, file in enumerate(self._manifest.files) if file.section in sections]
         return Reader(
-            {number: self._bundle.open_file(number) for number in files}, mapping=CATALOG_STREAM not in streams
+            {number: self._bundle.open_file(number) for number in files},
+            # A device reads cells, and what it decrypts must be what was authenticated, which a mapping may not be.
+            mapping=CATALOG_STREAM not in streams and self._open_on == "host",
         )
 
     def close(self) -> None:

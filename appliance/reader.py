@@ -112,7 +112,7 @@ class Reader:
             self.read(run.file, run.offset, cell.view, run.length)
 
     def show(self, run: Run, cell: Cell) -> memoryview:
-        """Give the ciphertext of a run, writable, with room for a tag behind it except at the end of a mapped file.
+        """Give the ciphertext of a run: its cell, with room behind it, or read-only pages of its file.
 
         Raises:
             BundleDamaged: ``bundle.read`` when a mapped file ends early or the medium fails.

@@ -1,9 +1,9 @@
 """The ring: the only host memory that ever holds plaintext weights.
 
 It is cut into cells. A cell takes a run of ciphertext from a reader, or the plaintext of segments opened from a
-mapping, and is handed to a device and wiped. Segments that can be opened straight into a device's memory leave nothing in it.
-The ring counts the plaintext bytes that are alive in it and their peak; the peak can never pass the ring's
-capacity because there is no other place to open a segment in.
+mapping, and is handed to a device and wiped. What can be opened straight into a device's memory leaves nothing in it.
+The ring counts the plaintext bytes that are alive in it and their peak; the peak can never pass the ring's capacity
+because there is no other place to open a segment in.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Cell:
     def expose(self, start: int, nbytes: int) -> memoryview:
         """Count a stretch as plaintext from now on, before anything is decrypted to it, and give it.
 
-        Stretches of one use of a cell are the same or apart; a stretch that is used again counts once.
+        Stretches of one use of a cell are the same or apart; one that is used again counts once.
         """
         if start not in self._exposed:
             self._exposed[start] = nbytes

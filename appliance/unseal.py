@@ -1,8 +1,8 @@
 """Open the segments of a rank's streams, to where somebody says.
 
 Tags lie apart from the ciphertext, so that a file can be read straight into aligned memory. The library is fastest with
-the tag right behind the ciphertext; so the tag of a segment takes, for the time of one call, the place of the first 16
-bytes of the next segment, which are put back afterwards.
+the tag right behind the ciphertext. So inside a cell the tag of a segment takes, for the time of one call, the place of
+the first 16 bytes of the next segment, which are put back afterwards. In a mapping that would copy a page.
 """
 
 from __future__ import annotations
@@ -55,38 +55,33 @@ class Unsealer:
                 self._openers[section.number] = self._stack.enter_context(opener)
             self._stack = self._stack.pop_all()
 
-    def open(self, run: Run, index: int, sealed: memoryview, plaintext: memoryview) -> None:
+    def open(self, run: Run, index: int, sealed: memoryview, parts: Sequence[memoryview]) -> None:
         """Open one segment of a run.
 
         Args:
             run: which.
             index: number of the segment in the run.
-            sealed: ciphertext of the run, and what lies behind it. It is written to, but left as it was.
-            plaintext: one segment; the place of its ciphertext in ``sealed``, or apart from it.
+            sealed: ciphertext of the run, and room behind it. Where it may be written to, it is left as it was, but
+                for the parts.
+            parts: where the plaintext goes, in order, a segment together: each the very place of its ciphertext in
+                ``sealed``, or apart from it.
 
         Raises:
-            BundleDamaged: ``segment.tag``; ``plaintext`` is all zeros then.
+            BundleDamaged: ``segment.tag``; the parts are all zeros then.
         """
-        stop = (index + 1) * self._size
-        after = sealed[stop : stop + TAG_BYTES]
-        if len(after) < TAG_BYTES:
-            self.open_parts(run, index, sealed, (plaintext,))
-            return
-        kept = bytes(after)
-        after[:] = self._table.segment(run.base + index).tag
-        try:
-            segment = sealed[stop - self._size : stop + TAG_BYTES]
-            self._openers[run.section].open_to(run.first + index, segment, plaintext)
-        finally:
-            after[:] = kept
-        self._account.note(run.base + index)
-
-    def open_parts(self, run: Run, index: int, sealed: memoryview, parts: Sequence[memoryview]) -> None:
-        """Open one segment of a run to several places, in order; see :meth:`open`."""
-        start = index * self._size
+        start, stop = index * self._size, (index + 1) * self._size
         tag = self._table.segment(run.base + index).tag
         opener = self._openers[run.section]
-        opener.open_parts(run.first + index, sealed[start : start + self._size], tag, parts)
+        if sealed.readonly or len(parts) > 1:
+            opener.open_parts(run.first + index, sealed[start:stop], tag, parts)
+        else:
+            after = sealed[stop : stop + TAG_BYTES]
+            kept = bytes(after)
+            after[:] = tag
+            try:
+                opener.open_to(run.first + index, sealed[start : stop + TAG_BYTES], parts[0])
+            finally:
+                after[:] = kept
         self._account.note(run.base + index)
 
     def close(self) -> None:

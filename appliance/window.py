@@ -1,8 +1,7 @@
-"""A look at the ciphertext of warm files: one thread's private mapping, filled a stretch at a time and dropped behind.
+"""A look at the ciphertext of warm files: a read-only mapping, filled a stretch at a time and dropped behind.
 
-Private and writable, because a segment's tag takes for one call the place of the bytes behind it: that write goes to a
-page of this process, never to the file. Pages are brought in by a call that reports an error of the medium; touching
-them would be answered with SIGBUS. Only ciphertext is here, and files that :mod:`appliance.filesystem` accepts.
+Pages are brought in by a call that reports an error of the medium; touching them would be answered with SIGBUS. Only
+ciphertext is here, and only of files that :mod:`appliance.filesystem` accepts.
 """
 
 from __future__ import annotations
@@ -11,10 +10,11 @@ import ctypes
 import mmap
 import os
 
+import numpy as np
+
 from appliance import pages
 
-# Of Linux (mman(2)); Python has names for them in later versions only.
-_MAP_NORESERVE = 0x4000
+# Of Linux 5.14 and later (madvise(2)); Python has no name for it.
 _MADV_POPULATE_READ = 22
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -34,7 +34,7 @@ class Window:
         self._address = 0
 
     def show(self, descriptor: int, size: int, offset: int, length: int) -> memoryview:
-        """Give ``length`` bytes of a file and up to a page behind them, if the file has that much.
+        """Give ``length`` bytes of a file.
 
         Args:
             descriptor: of the file.
@@ -48,22 +48,22 @@ class Window:
         if descriptor != self._descriptor:
             self._map(descriptor, size)
         self._advise(offset, length, _MADV_POPULATE_READ)
-        return self._view[offset : min(size, offset + length + pages.PAGE)]
+        return self._view[offset : offset + length]
 
     def drop(self, offset: int, length: int) -> None:
-        """Give back the pages of a stretch; views of it show the file again, should anybody look."""
-        # A tag may have been written to the page behind the stretch.
-        self._advise(offset, min(length + pages.PAGE, len(self._view) - offset), mmap.MADV_DONTNEED)
+        """Take the pages of a stretch out of this process again; they stay in the page cache."""
+        self._advise(offset, length, mmap.MADV_DONTNEED)
 
     def _map(self, descriptor: int, size: int) -> None:
         self.close()
         try:
-            self._mapping = mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE | _MAP_NORESERVE)
+            self._mapping = mmap.mmap(descriptor, size, prot=mmap.PROT_READ)
         except ValueError:
             raise OSError(0, f"the file has fewer than {size} bytes") from None
         self._descriptor = descriptor
         self._view = memoryview(self._mapping)
-        self._address = pages.address(self._mapping)
+        # numpy gives the address of a mapping that may not be written to.
+        self._address = np.frombuffer(self._mapping, np.uint8).ctypes.data
 
     def _advise(self, offset: int, length: int, advice: int) -> None:
         if _libc.madvise(self._address + offset, length, advice) != 0:

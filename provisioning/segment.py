@@ -200,7 +200,7 @@ class SectionOpener(SectionCipher):
             number: the segment's number in the section.
             ciphertext: ``segment_size`` bytes. Nobody else may write there meanwhile.
             tag: 16 bytes.
-            parts: writable, ``segment_size`` bytes together, apart from the ciphertext.
+            parts: writable, ``segment_size`` bytes together; each the very place of its ciphertext, or apart from it.
 
         Raises:
             BundleDamaged: ``segment.tag`` when the segment is not authentic; all parts are zeros then.
