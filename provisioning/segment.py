@@ -14,6 +14,7 @@ from __future__ import annotations
 import hmac
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Final, NoReturn, final
 
 from cryptography.exceptions import InvalidTag
@@ -141,7 +142,14 @@ class SectionOpener(SectionCipher):
         descriptor: ``Layout.descriptor_digest`` of the section.
     """
 
-    __slots__ = ()
+    __slots__ = ("_aes", "_views")
+
+    def __init__(
+        self, key: memoryview, *, bundle_id: bytes, section: Section, segment_size: int, descriptor: bytes
+    ) -> None:
+        super().__init__(key, bundle_id=bundle_id, section=section, segment_size=segment_size, descriptor=descriptor)
+        self._aes: algorithms.AES256 | None = None
+        self._views = ExitStack()
 
     def __enter__(self) -> SectionOpener:
         return self
@@ -208,10 +216,7 @@ class SectionOpener(SectionCipher):
         if len(ciphertext) != self.segment_size or sum(len(part) for part in parts) != self.segment_size:
             raise ValueError(f"parts that are not a segment of {self.segment_size} bytes")
         _, nonce, associated = self._prepare(number)
-        if self._secret is None:
-            raise ValueError("this section is closed")
-        with self._secret.expose() as derived:
-            cipher = Cipher(algorithms.AES256(derived[:_SECTION_KEY_BYTES]), modes.GCM(nonce, tag)).decryptor()
+        cipher = Cipher(self._block_cipher(), modes.GCM(nonce, tag)).decryptor()
         cipher.authenticate_additional_data(associated)
         start = 0
         for part in parts:
@@ -223,6 +228,20 @@ class SectionOpener(SectionCipher):
             for part in parts:
                 part[:] = bytes(len(part))
             raise self._damaged(number) from None
+
+    def _block_cipher(self) -> algorithms.AES256:
+        if self._aes is None:
+            if self._secret is None:
+                raise ValueError("this section is closed")
+            # The object keeps a view of the protected pages, not a copy; it goes before they do.
+            self._aes = algorithms.AES256(self._views.enter_context(self._secret.expose())[:_SECTION_KEY_BYTES])
+        return self._aes
+
+    def close(self) -> None:
+        """Wipe the section's key and drop what looks at it. May be called again."""
+        self._aes = None
+        self._views.close()
+        super().close()
 
     def _damaged(self, number: int) -> BundleDamaged:
         return BundleDamaged(
