@@ -74,11 +74,16 @@ class Devices:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """``[loading]``: the pipeline; ``ring_mib`` is the bound on plaintext in host memory, per device."""
+    """``[loading]``: the pipeline; ``ring_mib`` is the bound on plaintext in host memory, per device.
+
+    Attributes:
+        open_on: who decrypts weights, ``host`` or ``device``.
+    """
 
     ring_mib: int = 6  # fits in the 8 MiB that an ordinary user may lock
     readers: int = 2
     openers: int = 2
+    open_on: str = "host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +171,7 @@ _RANGES: dict[str, tuple[int, int]] = {
 _CHOICES: dict[str, tuple[str, ...]] = {
     "platform.kind": ("simulated",),
     "devices.dtype": ("auto", "float32", "bfloat16", "float16"),
+    "loading.open_on": ("host", "device"),
 }
 
 
@@ -285,4 +291,11 @@ def _check_meaning(config: Config) -> None:
             found=repr(list(config.devices.slots)),
             expected='one device: "cpu" or "cuda:N"',
             hint="this release runs the engine on one device; see docs/limitations.md",
+        )
+    if config.loading.open_on == "device" and "cpu" in config.devices.slots:
+        raise ConfigError(
+            "config.loading.open_on",
+            found="opening on the device, with cpu among devices.slots",
+            expected="host: the memory of that device is the host's",
+            hint="set loading.open_on to host",
         )

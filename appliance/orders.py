@@ -38,6 +38,7 @@ def load_order(config: Config, custody: Custody, rank: int) -> Load:
         reader_threads=config.loading.readers,
         opener_threads=config.loading.openers,
         ring_bytes=config.loading.ring_mib << 20,
+        open_on=config.loading.open_on,
         kv_cache_bytes=config.engine.kv_cache_mib << 20,
         max_context=serving.max_context,
         max_concurrent=serving.max_concurrent,

@@ -44,6 +44,7 @@ class Load(Message):
         dtype: ``float32``, ``bfloat16``, ``float16``, or ``auto`` (float32 on the CPU, the file's own on a GPU).
         reader_threads, opener_threads: threads of the pipeline.
         ring_bytes: host staging memory, the bound on plaintext outside the device.
+        open_on: who decrypts weights, ``host`` or ``device``.
         kv_cache_bytes: memory for the KV cache.
         max_context: longest prompt plus answer, tokens.
         max_concurrent: requests decoded together.
@@ -60,6 +61,7 @@ class Load(Message):
     reader_threads: int
     opener_threads: int
     ring_bytes: int
+    open_on: str
     kv_cache_bytes: int
     max_context: int
     max_concurrent: int

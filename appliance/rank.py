@@ -191,6 +191,7 @@ class Rank:
                 opener_threads=order.opener_threads,
                 rank=order.rank,
                 world=order.world,
+                open_on=order.open_on,
                 clock=self._clock,
             )
             catalog = loader.catalog()

@@ -37,6 +37,10 @@ class Counter(Protocol):
         """XOR the key stream over whole segments, in place; only enqueues."""
         ...
 
+    def secret_blocks(self) -> tuple[torch.Tensor, ...]:
+        """Give the flat ``[bytes] uint8`` blocks to be overwritten at the end; nothing can be applied after that."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:

@@ -80,6 +80,10 @@ class PlainCounter:
                 words[start // 4 : stop // 4], planes.view(ROUNDS + 1, 8, 4, 1), start // 16, blocks, first, counter
             )
 
+    def secret_blocks(self) -> tuple[torch.Tensor, ...]:
+        """Give the scratch memory, which holds states of the cipher."""
+        return (self._scratch.view(torch.uint8),)
+
     def _apply(
         self, words: torch.Tensor, planes: torch.Tensor, start: int, blocks: int, first: int, counter: int
     ) -> None:

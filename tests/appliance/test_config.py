@@ -53,6 +53,13 @@ def test_relative_paths_are_relative_to_the_file() -> None:
         pytest.param(MINIMAL.replace("node-1", "Node 1"), "config.node.name", "hyphens", id="node name"),
         pytest.param("node = 1\n" + MINIMAL.replace("[node]", "[x]"), "config.unknown", "x", id="table as value"),
         pytest.param(MINIMAL + '[devices]\nslots = ["cpu", "cpu"]\n', "config.devices.slots", "one device", id="slots"),
+        pytest.param(MINIMAL + '[loading]\nopen_on = "gpu"\n', "config.choice", "host or device", id="open_on"),
+        pytest.param(
+            MINIMAL + '[loading]\nopen_on = "device"\n',
+            "config.loading.open_on",
+            "the memory of that device is the host's",
+            id="opening on a cpu",
+        ),
     ],
 )
 def test_refuses_and_names_the_key(text: str, code: str, in_message: str) -> None:
@@ -67,3 +74,9 @@ def test_refuses_and_names_the_key(text: str, code: str, in_message: str) -> Non
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.file.*absent\.toml"):
         config.load(tmp_path / "absent.toml")
+
+
+def test_opening_on_the_device_is_taken_with_a_gpu() -> None:
+    read = parse(MINIMAL + '[devices]\nslots = ["cuda:0"]\n[loading]\nopen_on = "device"\n')
+    assert read.loading.open_on == "device"
+    assert parse(MINIMAL).loading.open_on == "host"

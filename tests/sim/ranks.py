@@ -37,6 +37,7 @@ def order(sealed: Sealed, **changes: Any) -> Load:
         "reader_threads": 2,
         "opener_threads": 2,
         "ring_bytes": 8 * SEGMENT,
+        "open_on": "host",
         "kv_cache_bytes": 8 << 20,
         "max_context": 256,
         "max_concurrent": 4,

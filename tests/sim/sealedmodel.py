@@ -64,6 +64,7 @@ class Sealed:
         world: int = 1,
         readers: int = 2,
         openers: int = 2,
+        open_on: str = "host",
     ) -> SealedLoader:
         return SealedLoader(
             self.grant(bundle),
@@ -74,6 +75,7 @@ class Sealed:
             opener_threads=openers,
             rank=rank,
             world=world,
+            open_on=open_on,
         )
 
     def owner_file(self) -> bytes:

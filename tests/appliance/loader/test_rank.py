@@ -222,6 +222,7 @@ def test_reports_a_damaged_bundle_with_its_code_and_status(rank: ThreadRank, sea
         ({"world": 2}, "engine.devices", 8),
         ({"dtype": "int3"}, "rank.dtype", 8),
         ({"ring_bytes": 1000}, "ring.size", 78),
+        ({"open_on": "device"}, "loading.open_on", 78),
         ({"kv_cache_bytes": 1}, "engine.kv.small", 8),
     ],
 )
@@ -383,7 +384,7 @@ def test_the_process_ignores_signals_serves_and_leaves_nothing_when_told(sealed:
 def test_the_process_ends_within_a_second_when_the_agent_dies(sealed: Sealed, phase: str) -> None:
     with ProcessRank() as rank:
         if phase == "waiting":
-            rank.control.send(Load("x", b"", b"", "cpu", 0, 1, "auto", 1, 1, 1, 1, 1, 1, 1))
+            rank.control.send(Load("x", b"", b"", "cpu", 0, 1, "auto", 1, 1, 1, "host", 1, 1, 1, 1))
             rank.expect(Wiped)  # so that it is known to have started
         elif phase == "without a key":
             rank.control.send(order(sealed))
