@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.comparison import weights
+from appliance.probe import model
 from benchmarks.scaling.inputs import GB, MIB, value
 from benchmarks.scaling.pipeline import Plan, Pools, Step, simulate
 from benchmarks.scaling.stages import Stages
@@ -23,6 +23,7 @@ from provisioning.layout import Layout, Piece, TensorSpec
 RESULTS: Final = Path(__file__).resolve().parents[1] / "results"
 TOLERANCE: Final = 0.15
 TILES: Final = 8
+_READ: Final = 4 << 20  # most bytes of a read of the CPU slot
 
 
 class Unusable(Exception):
@@ -119,7 +120,8 @@ def _read(name: str, result: Mapping[str, Any]) -> Measured:
     aes = warm["aes"]
     threads = settings["readers"] + 2 * settings["openers"]
     # What the loader makes of its ring: cells for every reader and two for every opener, of whole segments.
-    run_bytes = max(1, settings["ring_bytes"] // threads // settings["segment_bytes"]) * settings["segment_bytes"]
+    share = min(_READ, settings["ring_bytes"] // threads) // settings["segment_bytes"]
+    run_bytes = max(1, share) * settings["segment_bytes"]
     return Measured(
         name=name,
         cpu=result["machine"]["cpu"],
@@ -143,7 +145,7 @@ def staged_share(gigabytes: float, segment: int = MIB) -> tuple[float, float]:
     Returns:
         The share that goes to destinations in rows, and the share of segments that end in more than one destination.
     """
-    specs = [TensorSpec.plan(name, "BF16", shape) for name, shape in weights.shapes(gigabytes).items()]
+    specs = [TensorSpec.plan(name, "BF16", shape) for name, shape in model.shapes(round(gigabytes * GB)).items()]
     layout = Layout(specs, tiles=TILES)
     rows = edges = total = 0
     for stream in layout.streams[1:]:
@@ -169,20 +171,26 @@ def steps(measured: Measured) -> dict[str, tuple[tuple[Step, ...], tuple[Step, .
     """Give the steps of a reader and of an opener, warm and cold."""
     cost = measured.stages
     rows, edges = staged_share(measured.gigabytes)
-    placing = Step("place", core=(rows * cost.copy_rows + edges * cost.copy + (rows + edges) * cost.wipe) / GB)
+    straight, staged = 1 - rows - edges, rows + edges
+    placing = rows * cost.copy_rows + edges * cost.copy
     python = value("python") / MIB
+    warm = straight * cost.open_mapped + staged * cost.open_staged
+    cold = straight * cost.open_cell + staged * cost.open_in_place
     return {
         "warm": (
             (),
             (
                 Step("map", core=cost.map / GB),
-                Step("open", core=cost.open_mapped / GB, interpreter=python),
-                placing,
+                Step("open", core=warm / GB, interpreter=python),
+                Step("place", core=placing / GB),
             ),
         ),
         "cold": (
             (Step("read", core=cost.read_direct / GB, disk=1),),
-            (Step("open", core=cost.open_cell / GB, interpreter=python), placing),
+            (
+                Step("open", core=cold / GB, interpreter=python),
+                Step("place", core=(placing + staged * cost.wipe) / GB),
+            ),
         ),
     }
 

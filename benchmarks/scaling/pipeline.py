@@ -193,7 +193,7 @@ def rates(steps: Sequence[Step], counts: Sequence[int], pools: Pools) -> list[fl
 class _Simulation:
     """One rank's threads, and the clock."""
 
-    def __init__(self, plan: Plan, pools: Pools, runs: int) -> None:
+    def __init__(self, plan: Plan, pools: Pools, runs: int, supply: float) -> None:
         self.plan, self.pools, self.runs = plan, pools, runs
         deliver = (plan.deliver,) if plan.deliver else ()
         self.steps = (*plan.read, *plan.open, *deliver)
@@ -205,7 +205,7 @@ class _Simulation:
         self.threads: list[_Thread] = []
         self.work: dict[int, tuple[int, float]] = {}
         self.now = 0.0
-        self.left = runs
+        self.left = supply
         self.finished: list[float] = []
         self.used = dict.fromkeys((*POOLS, "readers", "openers"), 0.0)
         self.free = _Gate(max(plan.cells, 1))
@@ -330,7 +330,8 @@ def simulate(plan: Plan, pools: Pools) -> Outcome:
     """Say how long one rank takes, and what is in use meanwhile."""
     whole = plan.nbytes / plan.run_bytes
     runs = max(2, min(_WINDOW, math.ceil(whole)))
-    simulation = _Simulation(plan, pools, runs)
+    # A window of a longer load must not end with readers that have nothing left to do.
+    simulation = _Simulation(plan, pools, runs, runs if whole <= runs else math.inf)
     simulation.run()
     (half, before), (end, after) = simulation.marks
     pace = (end - half) / (runs - runs // 2)

@@ -9,10 +9,9 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from appliance.unseal import plan_runs
+from appliance.runs import plan_runs
 from benchmarks.scaling.inputs import MIB
 from provisioning.catalog import Catalog
 from provisioning.geometry import FIRST_COLUMN, Geometry, segment_count
@@ -22,15 +21,6 @@ from provisioning.table import Table, digest_blocks, encode
 LAYERS, EXPERTS, TILES = 58, 256, 8
 MATRICES = {"gate_proj": (2048, 7168), "up_proj": (2048, 7168), "down_proj": (7168, 2048)}
 SECTION = 16 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class _Manifest:
-    """What the plan of runs looks at."""
-
-    segment_size: int
-    sections: Any
-    geometry: Geometry
 
 
 def specs() -> Iterator[TensorSpec]:
@@ -65,12 +55,11 @@ def main() -> None:
 
     begin = time.process_time()
     timed("digest of the table", lambda: hashlib.sha384(data).digest())
-    table = timed("table", lambda: Table(data, geometry, bundle_id=bytes(16)))
+    timed("table", lambda: Table(data, geometry, bundle_id=bytes(16)))
     layout: Layout = timed("catalog", lambda: Catalog.decode(sealed, geometry=geometry)).layout
     sections = [section for section in geometry.sections if section.stream in wanted]
     timed("digests of the rank's sections", lambda: [layout.descriptor_digest(one, MIB) for one in sections])
-    manifest: Any = _Manifest(MIB, geometry.sections, geometry)
-    timed("plan of the rank's reads", lambda: list(plan_runs(manifest, table, wanted, 32 * MIB)))
+    timed("plan of the rank's reads", lambda: list(plan_runs(geometry, wanted, lambda _: 32 * MIB)))
     print(f"{'together':32}{time.process_time() - begin:6.2f} s")
 
 

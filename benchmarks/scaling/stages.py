@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
-import mmap
 import os
 import statistics
 import subprocess
@@ -31,10 +30,12 @@ from typing import Any, Final
 
 import torch
 from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from appliance import pages
 from appliance.probe import cache
+from appliance.window import Window
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SEGMENT: Final = 1 << 20
@@ -45,10 +46,6 @@ _AAD = bytes(96)
 _ROW = 1024
 # Source and destination together fit the second-level cache of every server core of the last years.
 _CACHED = 128 << 10
-_POPULATE_READ = 22  # MADV_POPULATE_READ of Linux, which Python does not name
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +53,12 @@ class Stages:
     """Seconds of a core per 1e9 bytes, but for the last two.
 
     Attributes:
-        map: bring a window of a cached file into the address space, and let go of it.
+        map: bring a window of a mapped file in, and let go of it.
         open_mapped: authenticate and decrypt from such a window to a destination.
+        open_staged: the same to a cell that is used again and again.
         read_direct: read past the page cache.
         open_cell: authenticate and decrypt what a disk has just put into a cell, to a destination.
+        open_in_place: the same to where the ciphertext was.
         authenticate: check a segment as GMAC does, without decrypting.
         open_cached: authenticate and decrypt, source and destination in the core's own cache.
         copy: copy from a cell to a destination.
@@ -71,8 +70,10 @@ class Stages:
 
     map: float
     open_mapped: float
+    open_staged: float
     read_direct: float
     open_cell: float
+    open_in_place: float
     authenticate: float
     open_cached: float
     copy: float
@@ -114,6 +115,10 @@ class _Clock:
         self._last = time.thread_time()
 
 
+def _nonce(number: int, start: int) -> bytes:
+    return (number << 32 | start).to_bytes(12, "big")
+
+
 def _spans(files: Sequence[Path], window: int, limit: int) -> Iterator[tuple[int, int]]:
     """Give (descriptor, offset) of whole windows, file after file."""
     left = limit
@@ -141,8 +146,9 @@ class _Probe:
 
     def __init__(self, files: Sequence[Path], *, threads: int, window_bytes: int, limit: int) -> None:
         self.files, self.threads, self.window, self.limit = files, threads, window_bytes, limit
-        self.aead = AESGCM(AESGCM.generate_key(256))
-        self.memory = pages.map_private(min(limit, sum(path.stat().st_size for path in files)))
+        self.key = AESGCM.generate_key(256)
+        self.aead = AESGCM(self.key)
+        self.memory = pages.map_private(max(8 * SEGMENT, min(limit, sum(path.stat().st_size for path in files))))
         self.target = torch.frombuffer(self.memory, dtype=torch.uint8)
         self.target.zero_()
         self.lock = threading.Lock()
@@ -177,18 +183,29 @@ class _Probe:
         spans.close()  # type: ignore[attr-defined]  # a generator
         return sum(spent) / wall
 
-    def open(self, source: memoryview, number: int) -> None:
-        """Open the segments of a window out of place, each with a tag written behind it and taken away again."""
+    def open(self, source: memoryview, number: int, *, parts: range, into: memoryview | None = None) -> None:
+        """Open some segments of a window, tag behind the ciphertext, out of place or to ``into``."""
         target = memoryview(self.memory)
-        for index, start in enumerate(range(0, self.window, SEGMENT)):
-            into = self.place(number, start)
-            nonce = (number * 4096 + index).to_bytes(12, "big")
+        for start in parts:
             sealed = source[start : start + SEGMENT]
+            at = self.place(number, start)
+            plain = (target[at : at + SEGMENT] if into is None else into[start : start + SEGMENT])[:-_TAG]
             kept = bytes(sealed[-_TAG:])
             sealed[-_TAG:] = _NO_TAG
             with contextlib.suppress(InvalidTag):
-                self.aead.decrypt_into(nonce, sealed, _AAD, target[into : into + SEGMENT - _TAG])
+                self.aead.decrypt_into(_nonce(number, start), sealed, _AAD, plain)
             sealed[-_TAG:] = kept
+
+    def open_detached(self, source: memoryview, number: int, *, parts: range, cell: memoryview | None = None) -> None:
+        """Open some segments of a window that may not be written to, out of place or all to one cell."""
+        target = memoryview(self.memory)
+        for start in parts:
+            at = self.place(number, start)
+            cipher = Cipher(algorithms.AES256(self.key), modes.GCM(_nonce(number, start), _NO_TAG)).decryptor()
+            cipher.authenticate_additional_data(_AAD)
+            cipher.update_into(source[start : start + SEGMENT], target[at : at + SEGMENT] if cell is None else cell)
+            with contextlib.suppress(InvalidTag):
+                cipher.finalize()
 
     def place(self, number: int, start: int) -> int:
         """Give the place of a segment in the destination, which may be smaller than what is read."""
@@ -200,36 +217,42 @@ class _Probe:
         number = position // SEGMENT
         return block[number // 8 % block.shape[0], :, number % 8]
 
+    def halves(self) -> tuple[range, range]:
+        """Give the segments of a window in two halves, at least one segment each."""
+        middle = max(SEGMENT, self.window // SEGMENT // 2 * SEGMENT)
+        return range(0, middle, SEGMENT), range(middle % self.window, self.window, SEGMENT)
+
     def mapped(self, items: Iterator[tuple[int, int, int]], clock: _Clock) -> None:
+        first, second = self.halves()
+        cell = memoryview(pages.map_private(SEGMENT))
+        cell[:] = bytes(SEGMENT)
+        window = Window()
         for number, descriptor, offset in items:
             clock.step("other", 0)
-            window = mmap.mmap(
-                descriptor, self.window, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE, offset=offset
-            )
-            anchor = ctypes.c_ubyte.from_buffer(window)
-            address = ctypes.addressof(anchor)
-            if _libc.madvise(address, self.window, _POPULATE_READ):
-                raise OSError(ctypes.get_errno(), "populating a mapping")
+            view = window.show(descriptor, os.fstat(descriptor).st_size, offset, self.window)
             clock.step("map", 0)
-            view = memoryview(window)
-            self.open(view, number)
-            clock.step("open_mapped", self.window)
-            view.release()
-            del anchor
-            window.close()
+            self.open_detached(view, number, parts=first)
+            clock.step("open_mapped", len(first) * SEGMENT)
+            self.open_detached(view, number, parts=second, cell=cell)
+            clock.step("open_staged", len(second) * SEGMENT)
+            window.drop(offset, self.window)
             clock.step("map", self.window)
+        window.close()
 
     def direct(self, items: Iterator[tuple[int, int, int]], clock: _Clock) -> None:
+        first, second = self.halves()
         view = memoryview(pages.map_private(self.window))
         descriptors: dict[int, int] = {}
         for number, plain, offset in items:
             if plain not in descriptors:
                 descriptors[plain] = os.open(f"/proc/self/fd/{plain}", os.O_RDONLY | os.O_DIRECT)
             clock.step("other", 0)
-            os.preadv(descriptors[plain], [view], offset)
+            os.preadv(descriptors[plain], [view[: self.window]], offset)
             clock.step("read_direct", self.window)
-            self.open(view, number)
-            clock.step("open_cell", self.window)
+            self.open(view, number, parts=first)
+            clock.step("open_cell", len(first) * SEGMENT)
+            self.open(view, number, parts=second, into=view)
+            clock.step("open_in_place", len(second) * SEGMENT)
         for descriptor in descriptors.values():
             os.close(descriptor)
 
@@ -251,10 +274,9 @@ class _Probe:
                 ctypes.memset(cell.data_ptr(), 0, SEGMENT)
             clock.step("wipe", self.window)
             view = memoryview(self.memory)
-            for index, start in enumerate(range(0, self.window, SEGMENT)):
+            for start in range(0, self.window, SEGMENT):
                 source = self.place(number, start)
-                nonce = (number * 4096 + index).to_bytes(12, "big")
-                self.aead.encrypt(nonce, b"", view[source : source + SEGMENT])
+                self.aead.encrypt(_nonce(number, start), b"", view[source : source + SEGMENT])
             clock.step("authenticate", self.window)
             for index in range(0, self.window, _CACHED):
                 with contextlib.suppress(InvalidTag):
@@ -268,8 +290,8 @@ def measure(
     """Measure every step, median of some rounds.
 
     Args:
-        files: data files of a bundle, on the disk that is to be measured; the first of them, as many as hold ``limit``
-            bytes, are used and end outside of the page cache.
+        files: data files of a bundle, at least one of them with a whole segment, on the disk that is to be measured;
+            the first of them, as many as hold ``limit`` bytes, are used and end outside of the page cache.
         threads: the loader's openers.
         window_bytes: a multiple of the segment size.
         limit: most bytes that a step goes over, per round.
@@ -277,9 +299,11 @@ def measure(
     """
     behind = accumulate(path.stat().st_size for path in files)
     used = files[: next((number for number, size in enumerate(behind, 1) if size >= limit), len(files))]
+    largest = max(path.stat().st_size for path in used)
+    window = min(window_bytes, largest // SEGMENT * SEGMENT)
     taken: list[Stages] = []
     for _ in range(rounds):
-        probe = _Probe(used, threads=threads, window_bytes=window_bytes, limit=limit)
+        probe = _Probe(used, threads=threads, window_bytes=window, limit=limit)
         cache.fill(used)
         cores = probe.together(probe.mapped)
         probe.together(probe.in_memory)

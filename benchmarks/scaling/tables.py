@@ -9,7 +9,7 @@ from typing import Final
 from benchmarks.scaling.inputs import GB, INPUTS, MIB, value
 from benchmarks.scaling.measured import Comparison, Measured
 from benchmarks.scaling.pipeline import Outcome
-from benchmarks.scaling.scenarios import Bridge, Scenario, Way, outcome
+from benchmarks.scaling.scenarios import Bridge, Scenario, Way, outcome, plan
 
 # What the public figure was made with (docs/benchmark.md of InstantTensor).
 PUBLIC_BYTES: Final = 688.6 * GB
@@ -89,6 +89,27 @@ def _seconds(found: Outcome) -> str:
 
 def _with_limit(found: Outcome) -> str:
     return f"{_seconds(found)} ({LIMITS[found.limit]})"
+
+
+def short() -> str:
+    """The answer in a few lines."""
+    delivered = PUBLIC_BYTES / PUBLIC_SECONDS
+    beside = outcome(replace(scenario(PCIE, disk=delivered), nbytes=PUBLIC_BYTES))
+    ready = plan(replace(scenario(PCIE, disk=delivered), nbytes=PUBLIC_BYTES))[0].setup
+
+    def pair(machine: Machine, medium: str) -> str:
+        plain, host = (outcome(scenario(machine, way=way, disk=MEDIA[medium])) for way in (Way.PLAIN, Way.HOST))
+        return f"{_seconds(host)} s against {_seconds(plain)} s in plaintext ({LIMITS[host.limit]})"
+
+    return "\n".join(
+        [
+            f"- Beside the public figure ({PUBLIC_SECONDS} s for 688.6 GB, plaintext, measured): {_seconds(beside)} s "
+            f"predicted when the storage gives as much. {ready:.1f} s of that pass before the first segment.",
+            f"- 700 GB from four NVMe drives, PCIe: {pair(PCIE, '4 NVMe')}. From eight: {pair(PCIE, '8 NVMe')}.",
+            f"- In confidential mode, four drives, 8 x H200: {pair(HOPPER, '4 NVMe')}.",
+            f"- From one USB disk, whatever the machine: {pair(PCIE, 'one USB disk')}.",
+        ]
+    )
 
 
 def inputs() -> str:
@@ -242,6 +263,7 @@ def comparison(measured: Measured, found: Sequence[Comparison]) -> str:
 
 
 PREDICTIONS: Final[dict[str, Callable[[], str]]] = {
+    "short": short,
     "inputs": inputs,
     "public": public,
     "media": media,
