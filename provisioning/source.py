@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from attestation.errors import reason_of
+from attestation.jsonshape import measure
 from provisioning.catalog import MAX_FILE_BYTES, MAX_FILES_BYTES, CatalogFile
 from provisioning.errors import ModelRefused
 from provisioning.stheader import MAX_TENSORS, TensorInfo, read_header
@@ -28,6 +29,8 @@ SINGLE_NAME: Final = "model.safetensors"
 CONFIG_NAME: Final = "config.json"
 MAX_INDEX_BYTES: Final = 64 << 20
 MAX_SHARDS: Final = 4096
+# How many values an index may have beside its tensors; real ones have one or two.
+_METADATA_VALUES: Final = 1 << 16
 
 # What an engine and a tokenizer need; everything else in the directory stays out, and the report says so.
 CATALOG_FILES: Final = (
@@ -133,6 +136,10 @@ class Source:
 
     def _read_index(self) -> dict[str, str]:
         text = _read_small(self.path, INDEX_NAME, limit=MAX_INDEX_BYTES)
+        shape = measure(text)
+        if shape.commas > MAX_TENSORS + _METADATA_VALUES or shape.objects + shape.arrays > _METADATA_VALUES:
+            # Before it is parsed: a parser makes gigabytes of such a text.
+            _refuse("source.index", f"{INDEX_NAME} of {shape.commas} values or more", "JSON with a weight_map")
         try:
             # Some indexes have floats in their metadata, which is not used, so this is not attestation.strictjson.
             index = json.loads(text.decode("utf-8"), object_pairs_hook=_once)
