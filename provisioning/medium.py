@@ -1,4 +1,4 @@
-"""Read what lies on a medium, not what the kernel remembers of it, and say how far that was possible.
+"""Read what lies on a medium and not what the kernel remembers of it, and say how far that was possible; write there.
 
 After a write the page cache holds the bytes that were written, whatever the medium made of them; a check that reads
 the cache checks nothing. So a file is read with ``O_DIRECT`` where its file system has that; elsewhere its pages are
@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import enum
 import errno
+import fcntl
 import mmap
 import os
 from pathlib import Path
@@ -180,6 +181,32 @@ def _any_resident(descriptor: int, start: int, stop: int) -> bool:
         return bool(_libc.mincore(address, length, pages) != 0 or any(byte & 1 for byte in set(pages.raw)))
     finally:
         _libc.munmap(address, length)
+
+
+def write_past_cache(descriptor: int) -> None:
+    """Let :func:`write_some` go past the page cache where the file system has that.
+
+    Such writes cost no copy and push nothing out of the cache. They need whole pages, in memory and in the file.
+    """
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_DIRECT)
+
+
+def write_some(descriptor: int, data: memoryview) -> int:
+    """Write, like ``os.write``, and through the page cache what cannot go past it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    try:
+        return os.write(descriptor, data)
+    except OSError as error:
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        # A limit may leave an odd rest, and some file systems take the flag and then refuse what it asks for.
+        if error.errno != errno.EINVAL or not flags & os.O_DIRECT:
+            raise
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+    return os.write(descriptor, data)
 
 
 def file_system(descriptor: int) -> str:

@@ -16,19 +16,21 @@ import mmap
 import os
 import threading
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from queue import Empty, LifoQueue, SimpleQueue
 from typing import Final, NoReturn
 
 from attestation.errors import LetheError, reason_of
 from provisioning.errors import OutputFailed
 from provisioning.geometry import DataFile, Geometry, Section
 from provisioning.layout import ALIGNMENT
+from provisioning.medium import write_past_cache, write_some
 from provisioning.secret import SecretBytes
 from provisioning.segment import TAG_BYTES, SectionSealer
 from provisioning.table import DIGEST_BLOCK
 
 _POOL_BYTES: Final = 64 << 20
-_MOST_WORKERS: Final = 4
+# Twice the cores, since a worker that writes waits for the medium.
+_MOST_WORKERS: Final = 8
 _PATIENCE_SECONDS: Final = 1.0
 
 
@@ -101,6 +103,7 @@ class _StreamOutput:
             self._descriptor = os.open(name, flags, 0o644, dir_fd=self._parent.directory)
         except OSError as error:
             refuse_output(error, name)
+        write_past_cache(self._descriptor)
         self._written = 0
 
     def _write(self, name: str, data: memoryview) -> None:
@@ -109,7 +112,7 @@ class _StreamOutput:
             raise ValueError("no file is open")
         try:
             while data:
-                data = data[os.write(descriptor, data) :]
+                data = data[write_some(descriptor, data) :]
         except OSError as error:
             refuse_output(error, name)
 
@@ -268,10 +271,11 @@ class Sealing:
             for stream in range(len(geometry.streams))
         ]
         self.sinks = [Sink(self, stream) for stream in range(len(geometry.streams))]
-        self._free: SimpleQueue[memoryview] = SimpleQueue()
+        # Last in, first out: a buffer that was just written is still in the processor's cache.
+        self._free: LifoQueue[memoryview] = LifoQueue()
         self._error: BaseException | None = None
         self._stopping = False
-        workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)), len(geometry.streams))
+        workers = min(_MOST_WORKERS, 2 * len(os.sched_getaffinity(0)), len(geometry.streams))
         self._queues: list[SimpleQueue[tuple[int, memoryview] | None]] = [SimpleQueue() for _ in range(workers)]
         self._threads = [threading.Thread(target=self._work, args=(queue,), daemon=True) for queue in self._queues]
         # Each sink may hold one buffer, and each worker needs one to work on.
@@ -369,7 +373,7 @@ class Sealing:
         # The parts refer to each other; without this the pool would stay until the collector's next full run.
         self._outputs = []
         self.sinks = []
-        self._free = SimpleQueue()
+        self._free = LifoQueue()
 
 
 def _buffer(size: int) -> memoryview:

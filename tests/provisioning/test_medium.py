@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from provisioning import medium
-from provisioning.medium import MediumFile, Road, file_system, is_fat, read_whole, seeks
+from provisioning.medium import MediumFile, Road, file_system, is_fat, read_whole, seeks, write_past_cache, write_some
 
 PAGE = mmap.PAGESIZE
 
@@ -197,3 +198,61 @@ def test_a_file_without_a_device_does_not_turn() -> None:
         assert not seeks(opened)
     finally:
         os.close(opened)
+
+
+def written(descriptor: int) -> bool:
+    """Whether writes go past the cache."""
+    return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
+
+
+def test_pages_are_written_past_the_cache(tmp_path: Path, descriptor: int) -> None:
+    needs_a_disk(descriptor)
+    target = os.open(tmp_path / "new", os.O_WRONLY | os.O_CREAT)
+    try:
+        write_past_cache(target)
+        page = pages(1)
+        page[:] = os.urandom(PAGE)
+        assert write_some(target, page) == PAGE
+        assert written(target)
+        assert (tmp_path / "new").read_bytes() == page
+    finally:
+        os.close(target)
+
+
+def test_what_cannot_go_past_the_cache_goes_through_it(tmp_path: Path) -> None:
+    target = os.open(tmp_path / "new", os.O_WRONLY | os.O_CREAT)
+    try:
+        write_past_cache(target)
+        assert write_some(target, memoryview(b"odd")) == 3
+        assert not written(target) or (tmp_path / "new").stat().st_size == 3
+    finally:
+        os.close(target)
+    assert (tmp_path / "new").read_bytes() == b"odd"
+
+
+def test_a_failed_write_is_an_error_past_the_cache_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    target = os.open(tmp_path / "new", os.O_WRONLY | os.O_CREAT)
+    try:
+        write_past_cache(target)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", fail)
+            with pytest.raises(OSError, match="No space"):
+                write_some(target, pages(1))
+    finally:
+        os.close(target)
+
+
+def test_a_refusal_that_has_nothing_to_do_with_the_cache_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    target = os.open("/dev/null", os.O_WRONLY)
+    try:
+        monkeypatch.setattr(os, "write", fail)
+        with pytest.raises(OSError, match="Invalid"):
+            write_some(target, memoryview(b"x"))
+    finally:
+        os.close(target)
