@@ -48,7 +48,7 @@ class Target:
     Attributes:
         start: its first byte in the stream.
         stop: behind its last byte.
-        dtype: of the elements in the stream.
+        dtype: of the elements in the stream; of one byte each, ``torch.uint8``.
         block: where they go, ``[rows, columns]``, in the destination's dtype.
     """
 
@@ -153,9 +153,12 @@ def _in_torch(spec: TensorSpec, part: Part) -> tuple[torch.dtype | None, tuple[i
 
 def _target(item: Slice, spec: TensorSpec, destination: torch.Tensor) -> Target:
     dtype = TORCH_DTYPES[spec.dtype]
+    packed = _PACKED.get(dtype, 1) if item.dimension == len(spec.shape) - 1 else 1
+    if dtype.itemsize == 1:
+        # Moved as bytes: these are never converted, and not every device has copies for every small type.
+        dtype, destination = torch.uint8, destination.view(torch.uint8)
     own = destination
     if item.dimension is not None:
-        packed = _PACKED.get(dtype, 1) if item.dimension == len(spec.shape) - 1 else 1
         own = destination.narrow(item.dimension, item.first // packed, (item.last - item.first) // packed)
     try:
         # A view, never a reshape: that would copy where the strides do not fit, and the copy would be filled instead.
