@@ -74,15 +74,18 @@ class Devices:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """``[loading]``: the pipeline; ``ring_mib`` is the bound on plaintext in host memory, per device.
+    """``[loading]``: the pipeline. 0 lets the rank choose by cores, ranks and device (appliance/budget.py).
 
     Attributes:
+        ring_mib: staging memory, the bound on plaintext in host memory, per device.
+        readers: threads that read.
+        openers: threads that decrypt and copy.
         open_on: who decrypts weights, ``host`` or ``device``.
     """
 
-    ring_mib: int = 6  # fits in the 8 MiB that an ordinary user may lock
-    readers: int = 2
-    openers: int = 2
+    ring_mib: int = 0
+    readers: int = 0
+    openers: int = 0
     open_on: str = "host"
 
 
@@ -159,9 +162,9 @@ _SECTIONS: dict[str, type[Any]] = {name: kind for name, kind in get_type_hints(C
 
 _RANGES: dict[str, tuple[int, int]] = {
     "devices.compute_threads": (0, 1024),
-    "loading.ring_mib": (4, 65536),
-    "loading.readers": (1, 64),
-    "loading.openers": (1, 64),
+    "loading.ring_mib": (0, 65536),
+    "loading.readers": (0, 64),
+    "loading.openers": (0, 64),
     "engine.kv_cache_mib": (1, 1 << 20),
     "api.port": (0, 65535),
     "api.max_body_kib": (1, 65536),

@@ -17,9 +17,10 @@ from functools import partial
 
 import torch
 
-from appliance import pages, placement
+from appliance import budget, pages, placement
 from appliance._seal import MINT
 from appliance.account import Account
+from appliance.budget import READ_BYTES, Budget
 from appliance.deviceopen import DeviceWay, check_choice
 from appliance.engine.model import Decoder
 from appliance.errors import ConfigError
@@ -41,8 +42,6 @@ from provisioning.geometry import CATALOG_STREAM, Section
 from provisioning.grant import Grant
 from provisioning.layout import descriptor_digest
 
-# Reads past the page cache of one MiB reach two thirds of what reads of four do (docs/adr/0015-fast-sealed-loading.md).
-_READ = 4 << 20
 # How much of a mapped file one opener takes at a time.
 _WINDOW = 16 << 20
 
@@ -58,6 +57,7 @@ class Loaded:
         seconds: time from the first read to the last byte on the device.
         ring_bytes: host staging memory.
         peak_plaintext_bytes: most plaintext that was in the ring at once.
+        plaintext_bytes: what is left of it there; 0.
         direct_files: data files that were read past the page cache.
         mapped_files: data files that were opened from a mapping.
     """
@@ -68,6 +68,7 @@ class Loaded:
     seconds: float
     ring_bytes: int
     peak_plaintext_bytes: int
+    plaintext_bytes: int
     direct_files: int
     mapped_files: int
 
@@ -79,7 +80,7 @@ class SealedLoader:
         grant: opened; the loader closes it.
         bundle: opened; stays the caller's.
         slot: the device.
-        ring_bytes: bound on plaintext in host memory.
+        ring_bytes: bound on plaintext in host memory; 0, here and below, chooses (appliance/budget.py).
         reader_threads: threads that read.
         opener_threads: threads that decrypt and copy.
         rank: which part of the model.
@@ -110,8 +111,6 @@ class SealedLoader:
         self._bundle = bundle
         self._manifest = bundle.manifest
         self._slot = slot
-        self._readers = reader_threads
-        self._openers = opener_threads
         self._rank = rank
         self._world = world
         self._clock = clock or SystemClock()
@@ -119,14 +118,15 @@ class SealedLoader:
         self._open_on = open_on
         _check_rank(rank, world, bundle.manifest.tiles)
         check_choice(open_on, slot)
-        self._ring = Ring(slot, ring_bytes=ring_bytes, cell_bytes=self._cell_bytes(ring_bytes))
+        self._budget = budget.for_slot(Budget(ring_bytes, reader_threads, opener_threads), slot, ranks=world)
+        self._ring = Ring(slot, ring_bytes=self._budget.ring_bytes, cell_bytes=self._cell_bytes())
 
-    def _cell_bytes(self, ring_bytes: int) -> int:
+    def _cell_bytes(self) -> int:
         """Choose how much is read and copied at once: whole segments, and cells enough to keep all threads busy."""
         size = self._manifest.segment_size
         # Each reader fills one cell, each opener holds one and may have one more under way to the device.
-        share = ring_bytes // (self._readers + 2 * self._openers) - pages.PAGE
-        return max(1, min(max(_READ, self._slot.copy_bytes), share) // size) * size
+        share = self._budget.ring_bytes // (self._budget.readers + 2 * self._budget.openers) - pages.PAGE
+        return max(1, min(max(READ_BYTES, self._slot.copy_bytes), share) // size) * size
 
     @property
     def plaintext(self) -> Tally:
@@ -229,8 +229,8 @@ class SealedLoader:
                 read=reader.fill,
                 bring=way.bring,
                 locate=partial(located, device=self._slot.name),
-                readers=self._readers,
-                openers=self._openers,
+                readers=self._budget.readers,
+                openers=self._budget.openers,
                 on_progress=report,
             ).run(self._plan(targets, reader))
         segments = account.settle(sections)
@@ -241,6 +241,7 @@ class SealedLoader:
             seconds=self._clock.monotonic() - begin,
             ring_bytes=self._ring.bytes,
             peak_plaintext_bytes=self._ring.peak_bytes,
+            plaintext_bytes=self._ring.alive_bytes,
             direct_files=reader.direct_files,
             mapped_files=reader.mapped_files,
         )

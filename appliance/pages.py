@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import resource
+from pathlib import Path
 
 from appliance.errors import ConfigError, DeviceFault
 
@@ -17,6 +18,9 @@ PAGE = mmap.PAGESIZE
 
 # Transparent huge pages of x86-64 and arm64 with 4 KiB pages; below this size asking for them is pointless.
 _HUGE = 2 << 20
+
+# capabilities(7): memory may be locked beyond the limit.
+_CAP_IPC_LOCK = 14
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
@@ -63,6 +67,23 @@ def lock(pages: mmap.mmap, nbytes: int) -> bool:
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
     return bool(_libc.mlock(address(pages), nbytes) == 0)
+
+
+def lockable() -> int | None:
+    """Give how many bytes this process may lock, as far as the limit goes; None for no limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if hard == resource.RLIM_INFINITY or _capabilities() >> _CAP_IPC_LOCK & 1:
+        return None
+    return hard
+
+
+def _capabilities() -> int:
+    """Give the effective capabilities (proc(5), CapEff); none where the kernel does not say."""
+    try:
+        text = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0
+    return next((int(line.split()[1], 16) for line in text.splitlines() if line.startswith("CapEff:")), 0)
 
 
 def map_locked(nbytes: int) -> mmap.mmap:

@@ -42,8 +42,8 @@ class Load(Message):
         device: ``cpu`` or ``cuda:N``.
         rank, world: which part of the model this process holds.
         dtype: ``float32``, ``bfloat16``, ``float16``, or ``auto`` (float32 on the CPU, the file's own on a GPU).
-        reader_threads, opener_threads: threads of the pipeline.
-        ring_bytes: host staging memory, the bound on plaintext outside the device.
+        reader_threads, opener_threads: threads of the pipeline; 0 lets the rank choose.
+        ring_bytes: host staging memory, the bound on plaintext outside the device; 0 lets the rank choose.
         open_on: who decrypts weights, ``host`` or ``device``.
         kv_cache_bytes: memory for the KV cache.
         max_context: longest prompt plus answer, tokens.
@@ -83,10 +83,19 @@ class Exit(Message):
 
 @dataclass(frozen=True, slots=True)
 class Progress(Message):
-    """Bytes of ciphertext opened so far, of the bytes that this rank must open."""
+    """Bytes of ciphertext opened so far, of the bytes that this rank must open.
+
+    Attributes:
+        opened_bytes: so far.
+        total_bytes: in all.
+        plaintext_bytes: plaintext in host memory on its way to the device, now.
+        peak_plaintext_bytes: most of it at once.
+    """
 
     opened_bytes: int
     total_bytes: int
+    plaintext_bytes: int
+    peak_plaintext_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

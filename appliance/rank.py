@@ -18,6 +18,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -43,6 +44,7 @@ from appliance.protocol import (
     misdirected,
 )
 from appliance.resident import ResidentModel
+from appliance.ring import Tally
 from appliance.serving import EngineLoop
 from appliance.slot import Slot, open_slot
 from appliance.watch import Watch
@@ -197,7 +199,7 @@ class Rank:
             catalog = loader.catalog()
             config = ModelConfig.from_json(catalog.file("config.json"))
             model = Decoder(config, empty=slot.empty, dtype=_dtype(order, catalog))
-            resident = loader.make_resident(model, on_progress=self._on_progress)
+            resident = loader.make_resident(model, on_progress=partial(self._on_progress, loader.plaintext))
         torch.set_num_threads(compute_threads)
         self._control.send(
             Resident(
@@ -219,12 +221,12 @@ class Rank:
         key, self._key = self._key, -1
         return Grant.inherit(key, manifest)
 
-    def _on_progress(self, done: int, total: int) -> None:
+    def _on_progress(self, plaintext: Tally, done: int, total: int) -> None:
         self._obey()
         now = self._clock.monotonic()
         if done == total or now - self._last_progress >= _PROGRESS_SECONDS:
             self._last_progress = now
-            self._control.send(Progress(done, total))
+            self._control.send(Progress(done, total, plaintext.alive, plaintext.peak))
 
     # --- serve ---------------------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ class RankLink:
         loop = asyncio.get_running_loop()
         self.child = child
         self.device = device
-        self.progress = Progress(0, 0)
+        self.progress = Progress(0, 0, 0, 0)
         self.stats: RankStats | None = None
         self.resident: asyncio.Future[Resident] = loop.create_future()
         self.wiped: asyncio.Future[Wiped] = loop.create_future()

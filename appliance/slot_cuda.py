@@ -20,7 +20,7 @@ from typing import Protocol
 
 import torch
 
-from appliance import pages
+from appliance import numa, pages
 from appliance.errors import DeviceFault
 from appliance.slot import Lane, Ticket, fill_zero, overwrite
 from appliance.zeroize import Overwritten
@@ -114,6 +114,8 @@ class TorchCuda:
             )
         self._device = torch.device("cuda", ordinal)
         torch.cuda.set_device(self._device)
+        # Before any staging memory is allocated: it comes from the node of the core that first touches it.
+        numa.bind_near(_pci_address(ordinal))
 
     @property
     def device(self) -> torch.device:
@@ -146,6 +148,12 @@ class TorchCuda:
     def synchronize(self) -> None:
         """Wait for the device."""
         torch.cuda.synchronize(self._device)
+
+
+def _pci_address(ordinal: int) -> str:
+    """Give a device's address as sysfs writes it; a GPU is function 0."""
+    found = torch.cuda.get_device_properties(ordinal)
+    return f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
 
 
 class _CudaLane:

@@ -79,6 +79,8 @@ def _device(rank: RankLink) -> dict[str, Any]:
         "device": rank.device,
         "opened_bytes": rank.progress.opened_bytes,
         "total_bytes": rank.progress.total_bytes,
+        "plaintext_bytes": rank.progress.plaintext_bytes,
+        "peak_plaintext_bytes": rank.progress.peak_plaintext_bytes,
     }
     for name, message in (("resident", rank.loaded), ("engine", rank.stats), ("wiped", rank.overwritten)):
         if message is not None:

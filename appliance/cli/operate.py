@@ -148,9 +148,13 @@ def _describe_device(device: dict[str, Any]) -> list[str]:
         lines.append(
             f"device      {device['device']}: {resident['weight_bytes']} bytes resident in {milliseconds} ms"
             f" ({rate:.2f} GB/s), peak plaintext on the host {resident['peak_plaintext_bytes']} bytes"
+            f" in a ring of {resident['ring_bytes']}"
         )
     elif device["total_bytes"]:
-        lines.append(f"device      {device['device']}: {device['opened_bytes']} of {device['total_bytes']} bytes")
+        lines.append(
+            f"device      {device['device']}: {device['opened_bytes']} of {device['total_bytes']} bytes, plaintext on"
+            f" the host {device['plaintext_bytes']} bytes, at most {device['peak_plaintext_bytes']}"
+        )
     if engine := device.get("engine"):
         lines.append(
             f"engine      {engine['running']} running, {engine['waiting']} waiting,"

@@ -80,10 +80,10 @@ def test_keeps_what_the_other_side_does_not_read_and_sends_it_later(pair: tuple[
     mailbox, other = pair
     large = ModelReady(1, 2, [3], b"t" * (2 << 20), b"", b"")
     mailbox.send(large)
-    mailbox.send(Progress(1, 2))
+    mailbox.send(Progress(1, 2, 3, 4))
     assert mailbox.pending_bytes > 0
     received = bytearray()
-    expected = encode(large) + encode(Progress(1, 2))
+    expected = encode(large) + encode(Progress(1, 2, 3, 4))
     while len(received) < len(expected):
         received += other.recv(1 << 20)
         mailbox.flush()
@@ -118,9 +118,9 @@ def test_drain_gives_up_on_a_reader_that_does_not_read(pair: tuple[Mailbox, sock
 
 def test_drain_sends_everything_to_one_that_reads(pair: tuple[Mailbox, socket.socket]) -> None:
     mailbox, other = pair
-    mailbox.send(Progress(1, 2))
+    mailbox.send(Progress(1, 2, 3, 4))
     mailbox.drain(1.0)
-    assert Channel(other).receive() == Progress(1, 2)
+    assert Channel(other).receive() == Progress(1, 2, 3, 4)
 
 
 def test_the_mailbox_still_waits_for_nobody_after_a_drain(pair: tuple[Mailbox, socket.socket]) -> None:

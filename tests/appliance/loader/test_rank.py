@@ -88,7 +88,7 @@ def test_loads_and_says_what_is_resident(rank: ThreadRank, sealed: Sealed) -> No
 def test_reports_progress_up_to_the_last_byte(rank: ThreadRank, sealed: Sealed) -> None:
     rank.control.send(order(sealed))
     rank.send_key(sealed)
-    last = Progress(0, 0)
+    last = Progress(0, 0, 0, 0)
     while not isinstance(message := rank.control.receive(), Resident):
         assert isinstance(message, Progress)
         last = message

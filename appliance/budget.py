@@ -1,0 +1,83 @@
+"""How many threads load, and through how large a ring, where the configuration leaves that open.
+
+Pure arithmetic over the machine's numbers, and one function that looks at them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from appliance import pages
+from appliance.slot import Slot
+
+# Reads past the page cache of one MiB reach two thirds of what reads of four do (docs/adr/0015-fast-sealed-loading.md).
+READ_BYTES = 4 << 20
+# Several reads under way keep a disk's queue filled; more of them gained nothing.
+_READERS = 4
+# Openers beyond these only wait: for the memory of a host device, for the link to another one.
+_MOST_TO_MEMORY = 8
+_MOST_TO_DEVICE = 4
+# torch rounds pinned memory up to a power of two.
+_MOST_RING = 256 << 20
+_LEAST_RING = 4 << 20
+# Keys, the catalog's cell and the rest of the process lock memory too.
+_RESERVE = 2 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a load may use.
+
+    Attributes:
+        ring_bytes: staging memory.
+        readers: threads that read.
+        openers: threads that decrypt and copy.
+    """
+
+    ring_bytes: int
+    readers: int
+    openers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the machine gives this process.
+
+    Attributes:
+        cores: usable ones.
+        ranks: processes that load at the same time on it, at least 1.
+        lockable: bytes that may be locked; None for no limit.
+    """
+
+    cores: int
+    ranks: int
+    lockable: int | None
+
+
+def decide(asked: Budget, machine: Machine, *, copy_bytes: int, in_host_memory: bool) -> Budget:
+    """Fill in what is 0 in ``asked``.
+
+    Args:
+        asked: as the configuration says.
+        machine: where it is to run.
+        copy_bytes: what one copy to the device should bring.
+        in_host_memory: the device is host memory: the ring is locked by this process and not by a driver.
+    """
+    readers = asked.readers or _READERS
+    most = _MOST_TO_MEMORY if in_host_memory else _MOST_TO_DEVICE
+    openers = asked.openers or max(1, min(most, machine.cores // machine.ranks))
+    if asked.ring_bytes:
+        return Budget(asked.ring_bytes, readers, openers)
+    # Each reader fills one cell, each opener holds one and may have one more under way to the device.
+    wanted = (readers + 2 * openers) * (max(READ_BYTES, copy_bytes) + pages.PAGE)
+    if not in_host_memory:
+        return Budget(min(_MOST_RING, 1 << (wanted - 1).bit_length()), readers, openers)
+    room = _MOST_RING if machine.lockable is None else machine.lockable - _RESERVE
+    return Budget(max(_LEAST_RING, min(wanted, room)), readers, openers)
+
+
+def for_slot(asked: Budget, slot: Slot, *, ranks: int) -> Budget:
+    """Fill in what is 0 in ``asked`` for a device of this machine, with the cores that this process may use now."""
+    machine = Machine(len(os.sched_getaffinity(0)), ranks, pages.lockable())
+    return decide(asked, machine, copy_bytes=slot.copy_bytes, in_host_memory=slot.in_host_memory)
