@@ -117,14 +117,14 @@ class DeviceWay:
             tag = self._table.segment(run.base + index).tag
             authenticator.authenticate(run.first + index, cell.view[index * self._size : (index + 1) * self._size], tag)
             self._account.note(run.base + index)
-        return lane.deliver(cell.staged[: run.length], partial(self._open, run, self._counter(lane)))
+        return lane.deliver(cell.staged[: run.length], partial(self._open, run, self._counter(lane, cell)))
 
-    def _counter(self, lane: Lane) -> Counter:
+    def _counter(self, lane: Lane, cell: Cell) -> Counter:
         """Give the lane's own form of the cipher: its scratch memory is in use as long as the lane's stream runs."""
         with self._lock:
             counter = self._counters.get(lane)
             if counter is None:
-                counter = self._counters[lane] = self._choice.make()
+                counter = self._counters[lane] = self._choice.make(len(cell.view))
             return counter
 
     def _open(self, run: Run, counter: Counter, landed: torch.Tensor) -> None:

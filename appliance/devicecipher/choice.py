@@ -18,9 +18,10 @@ from appliance.devicecipher.schedule import KEY_BYTES, NONCE_BYTES, PLANE_BYTES,
 from appliance.errors import DeviceFault
 from appliance.slot import Slot
 
-# Scratch memory of the torch form is eight times this, for each lane. On a CPU it should stay in the cache.
+# Scratch memory of the torch form is eight times this, for each lane. On a CPU it should stay in the cache; on a GPU
+# two thousand launches, of some microseconds each, are paid for every chunk.
 _CPU_CHUNK: Final = 256 << 10
-_GPU_CHUNK: Final = 4 << 20
+_GPU_CHUNK: Final = 16 << 20
 # The first counter of a segment: GCM keeps 1 for the tag.
 FIRST_COUNTER: Final = 2
 # Of the self-test: two segments of as many bytes, more than one program of the kernel each.
@@ -48,11 +49,12 @@ class Choice:
 
     Attributes:
         form: which.
-        make: gives one for a lane; its scratch memory comes from the slot, so the wipe covers it.
+        make: gives one for a lane that brings so many bytes at most; its scratch memory comes from the slot, so the
+            wipe covers it.
     """
 
     form: Form
-    make: Callable[[], Counter]
+    make: Callable[[int], Counter]
 
 
 def choose(slot: Slot) -> Choice:
@@ -64,7 +66,7 @@ def choose(slot: Slot) -> Choice:
     if slot.device.type == "cuda" and (kernel := _kernel(slot)) is not None:
         return kernel
     make = _plain(slot)
-    self_test(slot, make(), "torch")
+    self_test(slot, make(_TEST_SEGMENT), "torch")
     return Choice("torch", make)
 
 
@@ -78,13 +80,14 @@ def _kernel(slot: Slot) -> Choice | None:
         self_test(slot, KernelCounter(), "triton")
     except UNUSABLE:
         return None
-    return Choice("triton", KernelCounter)
+    return Choice("triton", lambda _: KernelCounter())
 
 
-def _plain(slot: Slot) -> Callable[[], Counter]:
-    chunk = _CPU_CHUNK if slot.device.type == "cpu" else _GPU_CHUNK
+def _plain(slot: Slot) -> Callable[[int], Counter]:
+    most = _CPU_CHUNK if slot.device.type == "cpu" else _GPU_CHUNK
 
-    def make() -> Counter:
+    def make(nbytes: int) -> Counter:
+        chunk = min(most, -(-nbytes // GRAIN) * GRAIN)
         return PlainCounter(slot.empty((scratch_words(chunk),), torch.int32), chunk_bytes=chunk)
 
     return make

@@ -35,14 +35,14 @@ def test_cpu_runs_the_torch_form() -> None:
 def test_gpu_runs_the_triton_form(kernel: ModuleType) -> None:
     chosen = choice.choose(_gpu())
     assert chosen.form == "triton"
-    assert isinstance(chosen.make(), kernel.KernelCounter)
+    assert isinstance(chosen.make(4096), kernel.KernelCounter)
 
 
 def test_gpu_without_triton_runs_the_torch_form(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "appliance.devicecipher.kernel", None)
     chosen = choice.choose(_gpu())
     assert chosen.form == "torch"
-    assert isinstance(chosen.make(), PlainCounter)
+    assert isinstance(chosen.make(4096), PlainCounter)
 
 
 @pytest.mark.parametrize("error", [OSError("no directory"), RuntimeError("Failed to find C compiler")])
@@ -81,8 +81,12 @@ def test_scratch_of_the_torch_form_is_the_slots() -> None:
     slot = CpuSlot()
     chosen = choice.choose(slot)
     before = slot.held_bytes
-    chosen.make()
-    assert slot.held_bytes - before >= scratch_words(256 << 10) * 4
+    chosen.make(64 << 10)
+    small = slot.held_bytes - before
+    chosen.make(64 << 20)
+    assert scratch_words(64 << 10) * 4 <= small < scratch_words(66 << 10) * 4
+    # However large the lane, the scratch memory is bounded.
+    assert slot.held_bytes - before - small < scratch_words(257 << 10) * 4
 
 
 def test_torch_form_takes_no_memory_of_its_own() -> None:
