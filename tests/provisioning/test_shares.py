@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attestation.policy import AppraisalPolicy
 from provisioning import shares
 from provisioning.errors import BundleDamaged
 from provisioning.geometry import COMMON_STREAM, FIRST_COLUMN, Geometry, Section
 from provisioning.layout import Layout, TensorSpec
+from provisioning.ownerkey import OwnerSigner
+from provisioning.pack import pack
 from provisioning.shares import RankShare, Slice, audit, share
 from provisioning.tiling import plan
-from tests.sim import quantized
+from tests.sim import modelfiles, quantized
 from tests.sim.modelfiles import Tensors
 from tests.sim.quantized import Bits, Model
 
@@ -267,6 +271,22 @@ def test_a_tensor_without_elements_lands_nowhere_and_is_no_fault() -> None:
     geometry = geometry_of(layout)
     shares.check_all(layout, geometry)
     assert share(layout, geometry, rank=1, world=2).parts[0] == shares.Part(2, (2, 0))
+
+
+def test_pack_writes_nothing_when_its_own_plan_has_a_fault(
+    tmp_path: Path, lab_signer: OwnerSigner, lab_policy: AppraisalPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def faulty(layout: Layout, geometry: Geometry, *, rank: int, world: int) -> RankShare:
+        own = share(layout, geometry, rank=rank, world=world)
+        return replace(own, sections=own.sections[:-1]) if (rank, world) == (3, 4) else own
+
+    monkeypatch.setattr(shares, "share", faulty)
+    tensors = modelfiles.llama(hidden=64, inter=128, layers=1, vocab=32)
+    source = modelfiles.write_model(tmp_path / "model", tensors)
+    with pytest.raises(BundleDamaged) as refused:
+        pack(source, signer=lab_signer, key_dir=tmp_path / "keys", policy=lab_policy, name="x", out=tmp_path / "bundle")
+    assert refused.value.code == "share.unread"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_slices_are_in_order_of_the_stream_and_name_local_elements() -> None:
