@@ -10,7 +10,7 @@ Where the destination has another floating type, the copy converts.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -173,7 +173,7 @@ def _target(item: Slice, spec: TensorSpec, destination: torch.Tensor) -> Target:
     return Target(item.start, item.stop, dtype, block)
 
 
-def place(targets: tuple[Target, ...], start: int, plain: torch.Tensor) -> None:
+def place(targets: Sequence[Target], start: int, plain: torch.Tensor) -> None:
     """Copy opened bytes of a stream to where they belong; zeros between pieces and skipped tensors are left out.
 
     Args:
