@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import mmap
 import os
 import threading
 from collections import deque
@@ -22,7 +21,7 @@ from typing import Final, Protocol
 from attestation.errors import reason_of
 from provisioning import table
 from provisioning.geometry import DataFile
-from provisioning.medium import PIECE, MediumFile, Road
+from provisioning.medium import PIECE, MediumFile, Road, map_pages
 
 # 64 threads with their pieces take 264 MiB.
 _MOST_THREADS: Final = 64
@@ -149,7 +148,7 @@ def read_blocks(
         LetheError: a file could not be opened.
     """
     reading = _Reading(files, plan)
-    free = [_pages(plan.window) for _ in range(plan.threads + 1)]
+    free = [map_pages(plan.window) for _ in range(plan.threads + 1)]
     todo = iter(blocks)
     pending: deque[tuple[Future[Outcome], memoryview]] = deque()
     last: int | None = None
@@ -242,9 +241,3 @@ class _Reading:
 
 def _unread(block: Block) -> Outcome:
     return Outcome(block, b"", Road.CACHE, Fault("bundle.file.unreadable", block.start, "stopped"))
-
-
-def _pages(size: int) -> memoryview:
-    # Private, since mmap's default is shared memory; whole pages, for reads that a device does itself.
-    rounded = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-    return memoryview(mmap.mmap(-1, rounded, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 from attestation.errors import reason_of
 from provisioning.errors import OutputFailed
 from provisioning.files import names_in
-from provisioning.medium import Road, read_whole
+from provisioning.medium import Road, read_whole, write_all
 
 _OPEN: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -187,11 +187,3 @@ def sync_names(directory: int) -> None:
         # Some network and FUSE file systems cannot sync directories; the files themselves are synced.
         if error.errno != errno.EINVAL:
             raise
-
-
-def write_all(descriptor: int, data: memoryview, position: int) -> None:
-    """Write all of the data at a place of a file."""
-    while data:
-        count = os.pwrite(descriptor, data, position)
-        data = data[count:]
-        position += count

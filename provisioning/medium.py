@@ -26,6 +26,7 @@ _IN_MEMORY: Final = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs", "rootf
 _REMOTE: Final = frozenset({"9p", "afs", "ceph", "cifs", "gfs2", "lustre", "nfs", "nfs4", "smb3", "smbfs", "virtiofs"})
 _FAT: Final = frozenset({"msdos", "umsdos", "vfat"})
 _PAGE: Final = mmap.PAGESIZE
+_HUGE: Final = 2 << 20
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -149,9 +150,8 @@ def read_whole(descriptor: int, size: int) -> tuple[bytes, Road]:
     Raises:
         OSError: the medium does not give the bytes.
     """
-    rounded = -(-(size + 1) // _PAGE) * _PAGE
-    pages = memoryview(mmap.mmap(-1, rounded, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-    with MediumFile(descriptor, 0, rounded) as file:
+    pages = map_pages(size + 1)
+    with MediumFile(descriptor, 0, len(pages)) as file:
         count = file.read_into(pages, 0)
         return bytes(pages[: min(count, size + 1)]), file.road
 
@@ -184,7 +184,7 @@ def _any_resident(descriptor: int, start: int, stop: int) -> bool:
 
 
 def write_past_cache(descriptor: int) -> None:
-    """Let :func:`write_some` go past the page cache where the file system has that.
+    """Let :func:`write_all` go past the page cache where the file system has that.
 
     Such writes cost no copy and push nothing out of the cache. They need whole pages, in memory and in the file.
     """
@@ -192,21 +192,40 @@ def write_past_cache(descriptor: int) -> None:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_DIRECT)
 
 
-def write_some(descriptor: int, data: memoryview) -> int:
-    """Write, like ``os.write``, and through the page cache what cannot go past it.
+def write_all(descriptor: int, data: memoryview, offset: int) -> None:
+    """Write all of the data at a place of a file.
 
     Raises:
         OSError: it cannot be written.
     """
+    while data:
+        count = _write_some(descriptor, data, offset)
+        data = data[count:]
+        offset += count
+
+
+def _write_some(descriptor: int, data: memoryview, offset: int) -> int:
     try:
-        return os.write(descriptor, data)
+        return os.pwrite(descriptor, data, offset)
     except OSError as error:
         flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
         # A limit may leave an odd rest, and some file systems take the flag and then refuse what it asks for.
         if error.errno != errno.EINVAL or not flags & os.O_DIRECT:
             raise
     fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
-    return os.write(descriptor, data)
+    return os.pwrite(descriptor, data, offset)
+
+
+def map_pages(size: int) -> memoryview:
+    """Map memory that a device can read and write itself; at least ``size`` bytes."""
+    # Huge pages, where they are to be had: a direct read of 4 MiB then pins two pages and not a thousand.
+    unit = _HUGE if size >= _HUGE else _PAGE
+    # Private, since mmap's default is shared memory, which would count and outlive as such.
+    pages = mmap.mmap(-1, -(-size // unit) * unit, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if size >= _HUGE:
+        with contextlib.suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(pages)
 
 
 def file_system(descriptor: int) -> str:

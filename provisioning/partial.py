@@ -27,12 +27,11 @@ from provisioning.destination import (
     refuse_taken,
     refuse_write,
     sync_names,
-    write_all,
 )
 from provisioning.errors import InputFailed, OutputFailed
 from provisioning.files import sync_directory
 from provisioning.manifest import FILE_NAME
-from provisioning.medium import PIECE, file_system, is_fat
+from provisioning.medium import PIECE, file_system, is_fat, write_all, write_past_cache
 from provisioning.table import DIGEST_BLOCK
 
 SUFFIX: Final = ".partial"
@@ -174,6 +173,7 @@ class Partial(Destination):
             OutputFailed: as :meth:`open_file` and :func:`refuse_write`.
         """
         descriptor = self.open_file(block.file)
+        write_past_cache(descriptor)
         try:
             for position in range(block.start, block.stop, PIECE):
                 piece = data[position - block.start : min(position + PIECE, block.stop) - block.start]

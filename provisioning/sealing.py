@@ -23,7 +23,7 @@ from attestation.errors import LetheError, reason_of
 from provisioning.errors import OutputFailed
 from provisioning.geometry import DataFile, Geometry, Section
 from provisioning.layout import ALIGNMENT
-from provisioning.medium import write_past_cache, write_some
+from provisioning.medium import write_all, write_past_cache
 from provisioning.secret import SecretBytes
 from provisioning.segment import TAG_BYTES, SectionSealer
 from provisioning.table import DIGEST_BLOCK
@@ -78,7 +78,7 @@ class _StreamOutput:
         size = len(buffer) - TAG_BYTES
         start = (file.base + self._written // size) * TAG_BYTES
         self._parent.tags[start : start + TAG_BYTES] = buffer[size:]
-        self._write(file.name, buffer[:size])
+        self._write(file.name, buffer[:size], self._written)
         self._update_digest(number, buffer[:size])
         if self._written == file.size:
             self._finish_file(number)
@@ -106,13 +106,12 @@ class _StreamOutput:
         write_past_cache(self._descriptor)
         self._written = 0
 
-    def _write(self, name: str, data: memoryview) -> None:
+    def _write(self, name: str, data: memoryview, offset: int) -> None:
         descriptor = self._descriptor
         if descriptor is None:
             raise ValueError("no file is open")
         try:
-            while data:
-                data = data[write_some(descriptor, data) :]
+            write_all(descriptor, data, offset)
         except OSError as error:
             refuse_output(error, name)
 

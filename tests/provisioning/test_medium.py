@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from provisioning import medium
-from provisioning.medium import MediumFile, Road, file_system, is_fat, read_whole, seeks, write_past_cache, write_some
+from provisioning.medium import MediumFile, Road, file_system, is_fat, read_whole, seeks, write_all, write_past_cache
 
 PAGE = mmap.PAGESIZE
 
@@ -212,7 +212,7 @@ def test_pages_are_written_past_the_cache(tmp_path: Path, descriptor: int) -> No
         write_past_cache(target)
         page = pages(1)
         page[:] = os.urandom(PAGE)
-        assert write_some(target, page) == PAGE
+        write_all(target, page, 0)
         assert written(target)
         assert (tmp_path / "new").read_bytes() == page
     finally:
@@ -223,7 +223,7 @@ def test_what_cannot_go_past_the_cache_goes_through_it(tmp_path: Path) -> None:
     target = os.open(tmp_path / "new", os.O_WRONLY | os.O_CREAT)
     try:
         write_past_cache(target)
-        assert write_some(target, memoryview(b"odd")) == 3
+        write_all(target, memoryview(b"odd"), 0)
         assert not written(target) or (tmp_path / "new").stat().st_size == 3
     finally:
         os.close(target)
@@ -238,9 +238,9 @@ def test_a_failed_write_is_an_error_past_the_cache_too(tmp_path: Path, monkeypat
     try:
         write_past_cache(target)
         with monkeypatch.context() as patch:
-            patch.setattr(os, "write", fail)
+            patch.setattr(os, "pwrite", fail)
             with pytest.raises(OSError, match="No space"):
-                write_some(target, pages(1))
+                write_all(target, pages(1), 0)
     finally:
         os.close(target)
 
@@ -251,8 +251,8 @@ def test_a_refusal_that_has_nothing_to_do_with_the_cache_is_an_error(monkeypatch
 
     target = os.open("/dev/null", os.O_WRONLY)
     try:
-        monkeypatch.setattr(os, "write", fail)
+        monkeypatch.setattr(os, "pwrite", fail)
         with pytest.raises(OSError, match="Invalid"):
-            write_some(target, memoryview(b"x"))
+            write_all(target, memoryview(b"x"), 0)
     finally:
         os.close(target)

@@ -326,15 +326,15 @@ def test_refuses_a_directory_that_cannot_be_written_to(tmp_path: Path, model: Pa
     assert (error.code, error.exit_status) == ("pack.output", 74)
 
 
-def failing(error: int, after: int) -> Callable[[int, Any], int]:
-    """Give an ``os.write`` whose disk fails after some writes."""
-    original, calls = os.write, [0]
+def failing(error: int, after: int) -> Callable[[int, Any, int], int]:
+    """Give an ``os.pwrite`` whose disk fails after some writes."""
+    original, calls = os.pwrite, [0]
 
-    def write(descriptor: int, data: Any) -> int:
+    def write(descriptor: int, data: Any, offset: int) -> int:
         calls[0] += 1
         if calls[0] > after:
             raise OSError(error, os.strerror(error))
-        return original(descriptor, data)
+        return original(descriptor, data, offset)
 
     return write
 
@@ -344,7 +344,7 @@ def failing(error: int, after: int) -> Callable[[int, Any], int]:
 def test_a_full_disk_ends_with_status_74_and_leaves_nothing(
     tmp_path: Path, model: Path, packer: Pack, monkeypatch: pytest.MonkeyPatch, number: int, after: int
 ) -> None:
-    monkeypatch.setattr(os, "write", failing(number, after))
+    monkeypatch.setattr(os, "pwrite", failing(number, after))
     error = refusal(OutputFailed, lambda: packer(model))
     assert (error.code, error.exit_status) == ("pack.disk.full", 74)
     assert left_in(tmp_path) == []
@@ -353,7 +353,7 @@ def test_a_full_disk_ends_with_status_74_and_leaves_nothing(
 def test_another_failure_of_the_disk_has_another_code(
     tmp_path: Path, model: Path, packer: Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "write", failing(errno.EIO, 2))
+    monkeypatch.setattr(os, "pwrite", failing(errno.EIO, 2))
     assert refusal(OutputFailed, lambda: packer(model)).code == "pack.output"
     assert left_in(tmp_path) == []
 
