@@ -123,7 +123,7 @@ class TensorSpec:
     def row_bytes(self, start: int, stop: int) -> int:
         """Give the bytes of one row of the tile ``[start, stop)`` of the parallel dimension."""
         if self.parallel is None:
-            return self.nbytes
+            raise ValueError("a whole tensor has no rows")
         return (stop - start) * math.prod(self.shape[self.parallel + 1 :]) * DTYPE_BITS[self.dtype] // 8
 
 

@@ -113,10 +113,8 @@ def role_of(name: str) -> Role | None:
     return None
 
 
-def _in_experts(parts: list[str], at: int) -> Role | None:
+def _in_experts(parts: list[str], at: int) -> Role:
     prefix = ".".join(parts[: at + 1])
-    if at + 1 == len(parts):
-        return None
     module = parts[at + 1]
     if _EXPERT.fullmatch(module):
         return Role(Kind.EXPERT, f"{prefix}.{module}", prefix, ".".join(parts[at + 2 :]), int(module))

@@ -161,6 +161,8 @@ def test_a_common_tensor_has_no_edges_and_no_blocks() -> None:
         spec.edge(0, 8)
     with pytest.raises(ValueError, match="no blocks"):
         _ = spec.blocks
+    with pytest.raises(ValueError, match="no rows"):
+        spec.row_bytes(0, 4)
 
 
 def test_edges_lie_on_blocks_and_the_last_one_at_the_end() -> None:
@@ -244,6 +246,14 @@ def test_streams_are_planned_when_asked_for_and_then_kept() -> None:
     assert streams[2:4] == (streams[2], streams[3])
     with pytest.raises(IndexError):
         streams[10]
+
+
+@settings(deadline=None)
+@given(specs(), st.sampled_from([1, 2, 4, 8]))
+def test_a_stream_is_as_long_whether_it_was_planned_or_not(tensors: list[TensorSpec], tiles: int) -> None:
+    fresh, planned = Layout(tensors, tiles).streams, Layout(tensors, tiles).streams
+    assert [fresh.length(stream.number) for stream in planned] == [stream.length for stream in planned]
+    assert [planned.length(stream.number) for stream in planned] == [stream.length for stream in planned]
 
 
 def test_stream_segments_are_rounded_up_and_begin_with_the_catalog() -> None:

@@ -211,8 +211,8 @@ LEFT_WHOLE: dict[str, Shapes] = {
         "experts.down_proj_codebook": ("F32", (256, 8)),
     },
     "a block that would cut a byte": {
-        "o_proj.weight": ("F6_E2M3", (2, 12)),
-        "o_proj.weight_scale": ("F8_E8M0", (2, 4)),
+        "q_proj.weight": ("F4", (30, 3)),
+        "q_proj.weight_scale": ("F8_E8M0", (10, 1)),
     },
 }
 
