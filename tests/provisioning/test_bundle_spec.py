@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from provisioning import geometry, stheader
+from provisioning import catalog, geometry, manifest, source, stheader
 from provisioning.catalog import Catalog, CatalogFile
 from provisioning.geometry import Geometry, Section
 from provisioning.layout import Layout, Piece, TensorSpec, descriptor_digest
@@ -30,6 +31,11 @@ CATALOG = Catalog(
     [CatalogFile("config.json", b"{}")],
     tiles=1,
 )
+
+
+def block_of(key: bytes, block: bytes) -> bytes:
+    """Encrypt one block; the mode is that of one block, which is the cipher itself."""
+    return Cipher(algorithms.AES256(key), modes.ECB()).encryptor().update(block)
 
 
 def example() -> dict[str, bytes]:
@@ -55,6 +61,9 @@ def example() -> dict[str, bytes]:
         "section info": section_info(BUNDLE, 2, SIZE),
         "section key": derived[:32],
         "base nonce": derived[32:],
+        "nonce of segment 1": (int.from_bytes(derived[32:], "big") ^ 1).to_bytes(12, "big"),
+        "hash key, section 11": block_of(derived[:32], bytes(16)),
+        "mask of segment 0": block_of(derived[:32], derived[32:] + (1).to_bytes(4, "big")),
         "tile descriptor": descriptor,
         "empty descriptor": descriptor_digest(()),
         "associated data": associated_data(BUNDLE, SECTION, SIZE, descriptor)(0),
@@ -88,20 +97,36 @@ def test_the_example_lays_out_as_the_document_says() -> None:
     assert layout.streams[1].pieces == (Piece(1, 0, 2, 1, 0, 8),)
 
 
-MODULES = (
-    "stheader source layout shares geometry segment table manifest catalog bundle blocks verify pack weave sealing "
-    "cli/bundle"
-)
 CODE = re.compile(r'"((?:safetensors|source|catalog|table|bundle|segment|manifest|pack|share)(?:\.[a-z_]+)+)"')
-NOT_CODES = {"manifest.dsse.json", "catalog.files", "catalog.tensors"}
+# Names of files, and of members in messages.
+NOT_CODES = {"manifest.dsse.json", "manifest.partial", "manifest.partial.new", "catalog.files", "catalog.tensors"}
 
 
 def test_every_refusal_is_listed_and_every_listed_one_exists() -> None:
-    raised: set[str] = set()
-    for module in MODULES.split():
-        raised |= set(CODE.findall((ROOT / "provisioning" / f"{module}.py").read_text()))
-    listed = set(re.findall(r"^\| `([a-z_.]+)` \| \d+ \|", SPEC, re.MULTILINE))
-    assert listed == raised - NOT_CODES
+    modules = [path for package in ("provisioning", "appliance") for path in (ROOT / package).rglob("*.py")]
+    raised = {code for path in modules for code in CODE.findall(path.read_text())} - NOT_CODES
+    listed = re.findall(r"^\| `([a-z_.]+)` \| \d+ \|", SPEC, re.MULTILINE)
+    assert sorted(listed) == sorted(raised)
+
+
+KINDS = {"bundle": 7, "segment": 7, "table": 7, "catalog": 7, "share": 7, "manifest": 6, "source": 2, "safetensors": 2}
+STATUSES = {"bundle.key": 6, "pack.geometry": 2, "pack.catalog": 2, "pack.disk.full": 74, "pack.output": 74}
+
+
+def test_every_refusal_is_listed_with_its_exit_status() -> None:
+    rows = re.findall(r"^\| `([a-z_.]+)` \| (\d+) \|", SPEC, re.MULTILINE)
+    assert {code: int(status) for code, status in rows} == {
+        code: STATUSES.get(code) or KINDS[code.split(".")[0]] for code, _ in rows
+    }
+
+
+def test_the_order_of_reading_names_every_refusal_of_a_reader() -> None:
+    (order,) = re.findall(r"^## 10\. Reading\n(.*?)^## 11", SPEC, re.MULTILINE | re.DOTALL)
+    named = set(re.findall(r"`([a-z_.]+\.(?:[a-z_]+|\*))`", order))
+    rows = re.findall(r"^\| `((?:bundle|segment|table|catalog|manifest)\.[a-z_.]+)` ", SPEC, re.MULTILINE)
+    elsewhere = {"table.size", "catalog.file.missing", "manifest.dsse.json"}
+    families = {name.removesuffix("*") for name in named if name.endswith("*")}
+    assert [code for code in rows if code not in named | elsewhere and not code.startswith(tuple(families))] == []
 
 
 @pytest.mark.parametrize("dtype", stheader.DTYPE_BITS)
@@ -118,6 +143,13 @@ def test_every_type_is_listed_with_its_size(dtype: str) -> None:
         geometry.MAX_FILES,
         geometry.MAX_SECTION_BYTES,
         geometry.FILE_BYTES,
+        catalog.MAX_BYTES,
+        catalog.MAX_HEADER_BYTES,
+        catalog.MAX_FILE_BYTES,
+        manifest.MAX_PAYLOAD_BYTES,
+        manifest.MAX_ENVELOPE_BYTES,
+        1 + stheader.MAX_TENSORS + catalog.MAX_FILES,
+        source.MAX_SHARDS,
     ],
 )
 def test_bounds_are_stated(number: int) -> None:

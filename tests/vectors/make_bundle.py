@@ -75,7 +75,7 @@ def _listed(vector: Vector) -> dict[str, Any]:
 
 
 def exit_status(code: str) -> int:
-    """Give the exit status that belongs to a code (docs/spec/bundle.md, section 10)."""
+    """Give the exit status that belongs to a code (docs/spec/bundle.md, section 12)."""
     families = {"bundle": 7, "segment": 7, "table": 7, "catalog": 7}
     return 6 if code == "bundle.key" else families.get(code.split(".")[0], 6)
 
