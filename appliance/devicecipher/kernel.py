@@ -160,7 +160,8 @@ def _xor_block(
     tl.store(data + 3, tl.load(data + 3, mask=inside) ^ d, mask=inside)
 
 
-@triton.jit
+# One compiled form serves all loads: without this, numbers that are 1 or divide by 16 would each have one of their own.
+@triton.jit(do_not_specialize=["first", "counter", "blocks", "programs"])
 def counter_mode(
     data: typing.Any,
     planes: typing.Any,
