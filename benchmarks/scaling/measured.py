@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from appliance import pages
+from appliance.budget import READ_BYTES, Budget, Machine, decide
 from appliance.probe import model
 from benchmarks.scaling.inputs import GB, MIB, value
 from benchmarks.scaling.pipeline import Plan, Pools, Step, simulate
@@ -23,7 +25,6 @@ from provisioning.layout import Layout, Piece, TensorSpec
 RESULTS: Final = Path(__file__).resolve().parents[1] / "results"
 TOLERANCE: Final = 0.15
 TILES: Final = 8
-_READ: Final = 4 << 20  # most bytes of a read of the CPU slot
 
 
 class Unusable(Exception):
@@ -118,18 +119,20 @@ def _read(name: str, result: Mapping[str, Any]) -> Measured:
     settings, warm, cold = result["settings"], result["warm"], result["cold"]
     stages = Stages(**result["stages"])
     aes = warm["aes"]
-    threads = settings["readers"] + 2 * settings["openers"]
+    asked = Budget(settings["ring_bytes"], settings["readers"], settings["openers"])
+    machine = Machine(cores=result["machine"]["cores"], ranks=1, lockable=None)
+    chosen = decide(asked, machine, copy_bytes=READ_BYTES, in_host_memory=True)
     # What the loader makes of its ring: cells for every reader and two for every opener, of whole segments.
-    share = min(_READ, settings["ring_bytes"] // threads) // settings["segment_bytes"]
-    run_bytes = max(1, share) * settings["segment_bytes"]
+    share = chosen.ring_bytes // (chosen.readers + 2 * chosen.openers) - pages.PAGE
+    run_bytes = max(1, min(READ_BYTES, share) // MIB) * MIB
     return Measured(
         name=name,
         cpu=result["machine"]["cpu"],
         nbytes=result["model"]["bytes"],
         gigabytes=settings["gb"],
-        readers=settings["readers"],
-        openers=settings["openers"],
-        cells=max(1, settings["ring_bytes"] // run_bytes),
+        readers=chosen.readers,
+        openers=chosen.openers,
+        cells=max(1, chosen.ring_bytes // (run_bytes + pages.PAGE)),
         run_bytes=run_bytes,
         stages=stages,
         cores=min(float(result["machine"]["cores"]), aes["gb_s"]["median"] / aes["gb_per_cpu_s"]),

@@ -13,12 +13,16 @@ Formulas, for one of ``ranks`` alike ranks (docs/scaling.md explains them):
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
 
+from appliance import pages
+from appliance.budget import Budget, Machine, decide
 from benchmarks.scaling.inputs import MIB, value
 from benchmarks.scaling.pipeline import Delivery, Outcome, Plan, Pools, Step, simulate
+
+_COPY = 32 * MIB  # what one copy to a GPU should bring (appliance/slot_cuda.py)
 
 
 class Way(Enum):
@@ -49,8 +53,7 @@ class Scenario:
         aes: bytes per second of AES-256-GCM on one core, in its cache.
         gmac: bytes per second of authentication alone on one core.
         nbytes: of the model.
-        copy_bytes: of a cell and of one copy.
-        ring_bytes: of one rank's ring.
+        copy_bytes: of a cell and of one copy; 0 leaves it to the loader.
         ranks: devices.
         tensors: of the model.
         memory: bytes per second of the whole memory bus.
@@ -64,8 +67,7 @@ class Scenario:
     aes: float
     gmac: float
     nbytes: float
-    copy_bytes: int = 32 * MIB
-    ring_bytes: int = 512 * MIB
+    copy_bytes: int = 0
     ranks: int = 8
     tensors: float = value("tensors")
     memory: float = value("memory")
@@ -91,11 +93,11 @@ def _open(scenario: Scenario) -> tuple[Step, ...]:
     )
 
 
-def _deliver(scenario: Scenario) -> Step:
+def _deliver(scenario: Scenario, run_bytes: int) -> Step:
     device = float(scenario.way is Way.DEVICE)
     if scenario.bridge is Bridge.PCIE:
         return Step("copy", memory=1, link=1, device=device, alone=scenario.link)
-    seconds = 1 / scenario.link + value("toll") / scenario.copy_bytes
+    seconds = 1 / scenario.link + value("toll") / run_bytes
     return Step("copy", core=seconds, memory=3, link=1, device=device, alone=1 / seconds)
 
 
@@ -110,27 +112,35 @@ def _setup(scenario: Scenario) -> float:
     )
 
 
+def _budget(scenario: Scenario) -> tuple[Budget, int]:
+    """Choose threads, ring and cells as the loader does."""
+    machine = Machine(cores=scenario.cores, ranks=scenario.ranks, lockable=None)
+    chosen = decide(Budget(0, 0, 0), machine, copy_bytes=_COPY, in_host_memory=False)
+    threads = chosen.readers + 2 * chosen.openers
+    if scenario.copy_bytes:
+        return replace(chosen, ring_bytes=threads * (scenario.copy_bytes + pages.PAGE)), scenario.copy_bytes
+    share = min(_COPY, chosen.ring_bytes // threads - pages.PAGE)
+    return chosen, share // MIB * MIB
+
+
 def plan(scenario: Scenario) -> tuple[Plan, Pools]:
     """Give what one rank does and what it has."""
-    deliver = _deliver(scenario)
-    share = scenario.cores / scenario.ranks
+    budget, run_bytes = _budget(scenario)
+    deliver = _deliver(scenario, run_bytes)
     blocking = scenario.bridge is Bridge.CONFIDENTIAL
-    # One opener per core; a copy that holds its thread needs another thread that opens meanwhile.
-    openers = max(2 if blocking else 1, round(share))
-    readers = 4
     return Plan(
         nbytes=scenario.nbytes / scenario.ranks,
-        run_bytes=scenario.copy_bytes,
-        readers=readers,
-        openers=openers,
-        cells=max(readers + 2 * openers, scenario.ring_bytes // scenario.copy_bytes),
+        run_bytes=run_bytes,
+        readers=budget.readers,
+        openers=budget.openers,
+        cells=budget.ring_bytes // (run_bytes + pages.PAGE),
         read=_read(scenario),
         open=_open(scenario),
         deliver=deliver,
         delivery=Delivery.BLOCKING if blocking else Delivery.ASYNC,
         setup=0.0 if scenario.way is Way.PLAIN else _setup(scenario),
     ), Pools(
-        cores=share,
+        cores=scenario.cores / scenario.ranks,
         memory=scenario.memory / scenario.ranks,
         disk=scenario.disk / scenario.ranks,
         link=deliver.alone,

@@ -146,8 +146,9 @@ class _Probe:
 
     def __init__(self, files: Sequence[Path], *, threads: int, window_bytes: int, limit: int) -> None:
         self.files, self.threads, self.window, self.limit = files, threads, window_bytes, limit
-        self.key = AESGCM.generate_key(256)
-        self.aead = AESGCM(self.key)
+        key = AESGCM.generate_key(256)
+        self.aead = AESGCM(key)
+        self.aes = algorithms.AES256(key)
         self.memory = pages.map_private(max(8 * SEGMENT, min(limit, sum(path.stat().st_size for path in files))))
         self.target = torch.frombuffer(self.memory, dtype=torch.uint8)
         self.target.zero_()
@@ -201,7 +202,7 @@ class _Probe:
         target = memoryview(self.memory)
         for start in parts:
             at = self.place(number, start)
-            cipher = Cipher(algorithms.AES256(self.key), modes.GCM(_nonce(number, start), _NO_TAG)).decryptor()
+            cipher = Cipher(self.aes, modes.GCM(_nonce(number, start), _NO_TAG)).decryptor()
             cipher.authenticate_additional_data(_AAD)
             cipher.update_into(source[start : start + SEGMENT], target[at : at + SEGMENT] if cell is None else cell)
             with contextlib.suppress(InvalidTag):

@@ -11,7 +11,7 @@ from benchmarks.scaling.measured import Comparison, Measured
 from benchmarks.scaling.pipeline import Outcome
 from benchmarks.scaling.scenarios import Bridge, Scenario, Way, outcome, plan
 
-# What the public figure was made with (docs/benchmark.md of InstantTensor).
+# The public figure, of InstantTensor's own benchmark page.
 PUBLIC_BYTES: Final = 688.6 * GB
 PUBLIC_SECONDS: Final = 15.3
 
@@ -114,8 +114,8 @@ def short() -> str:
 
 def inputs() -> str:
     """Every input with its source."""
-    rows = ([one.what, one.shown, one.source, one.sure] for one in INPUTS.values())
-    return _table(["input", "value", "source", "kind"], rows)
+    rows = ([f"`{name}`", one.what, one.shown, one.source, one.sure] for name, one in INPUTS.items())
+    return _table(["name", "what", "value", "source", "kind"], rows)
 
 
 def public() -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.budget import Budget, Machine, decide
 from benchmarks import load_model
 from benchmarks.scaling import measured, plot, tables
 from benchmarks.scaling.inputs import INPUTS, value
@@ -78,11 +79,21 @@ def test_simulated_load_is_never_faster_than_the_slowest_pool_and_seldom_much_sl
 
 def test_toll_of_small_copies_is_as_worked_out_by_hand() -> None:
     scenario = tables.scenario(tables.HOPPER)
-    deliver = plan(scenario)[0].deliver
+    work, _ = plan(scenario)
     assert scenario.bridge is Bridge.CONFIDENTIAL
-    assert deliver is not None
-    seconds = scenario.copy_bytes / value("bridge_hopper") + value("toll")
-    assert deliver.alone == pytest.approx(scenario.copy_bytes / seconds)
+    assert work.deliver is not None
+    seconds = work.run_bytes / value("bridge_hopper") + value("toll")
+    assert work.deliver.alone == pytest.approx(work.run_bytes / seconds)
+
+
+def test_threads_ring_and_cells_are_those_that_the_loader_chooses() -> None:
+    work, _ = plan(tables.scenario(tables.PCIE, cores=64))
+    chosen = decide(
+        Budget(0, 0, 0), Machine(cores=64, ranks=8, lockable=None), copy_bytes=32 << 20, in_host_memory=False
+    )
+    assert (work.readers, work.openers) == (chosen.readers, chosen.openers)
+    assert work.cells * work.run_bytes <= chosen.ring_bytes
+    assert work.cells >= work.readers + 2 * work.openers
 
 
 def test_page_is_written_in_place_and_only_between_the_marks() -> None:
