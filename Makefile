@@ -70,9 +70,10 @@ lint: venv ## formatting, lint, types, and which package may import which
 
 bench: venv model $(BENCH)/.stamp ## the benchmarks of benchmarks/, one after the other; the loaders of others go into build/bench-venv
 	for program in benchmarks/*.py; do case $$program in \
-		benchmarks/sealed_load.py) continue ;; esac; \
+		benchmarks/sealed_load.py|benchmarks/load_model.py) continue ;; esac; \
 		echo "== $$program"; $(BIN)/python $$program || exit 1; done
 	$(BENCH)/bin/python -m benchmarks.sealed_load $(BENCH_ARGS)
+	$(BIN)/python benchmarks/load_model.py --write
 
 $(BENCH)/.stamp: requirements/pip.txt requirements/bench.txt requirements/torch.txt requirements/torch-cuda.txt
 	$(PYTHON) -m venv $(BENCH)
