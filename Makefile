@@ -73,7 +73,7 @@ bench: venv model $(BENCH)/.stamp ## the benchmarks of benchmarks/, one after th
 		benchmarks/sealed_load.py|benchmarks/load_model.py) continue ;; esac; \
 		echo "== $$program"; $(BIN)/python $$program || exit 1; done
 	$(BENCH)/bin/python -m benchmarks.sealed_load $(BENCH_ARGS)
-	$(BIN)/python benchmarks/load_model.py --write
+	$(BIN)/python benchmarks/load_model.py
 
 $(BENCH)/.stamp: requirements/pip.txt requirements/bench.txt requirements/torch.txt requirements/torch-cuda.txt
 	$(PYTHON) -m venv $(BENCH)
