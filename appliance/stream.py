@@ -12,6 +12,7 @@ is left behind; it can write only ciphertext, and only into the ring.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -136,8 +137,9 @@ class Pipeline:
         for cell in self._ring.cells:
             self._free.put(cell)
         work = iter(runs)
-        readers = [self._start(partial(self._reading, work)) for _ in range(self._readers)]
+        # Before any thread runs: a device without room for a lane must leave none behind.
         lanes = [self._slot.lane(self._ring.cell_bytes) for _ in range(self._openers)]
+        readers = [self._start(partial(self._reading, work)) for _ in range(self._readers)]
         openers = [self._start(partial(self._opening, lane)) for lane in lanes]
         try:
             while self._left and not self._over.wait(_TICK):
@@ -189,16 +191,20 @@ class Pipeline:
 
     def _opening(self, lane: Lane) -> None:
         under_way: deque[tuple[Run, Cell, Ticket]] = deque()
+        close = lane.close
         try:
             while (item := self._next(under_way)) is not None and not self._stop.is_set():
                 run, cell = item
                 under_way.append((run, cell, self._at(run, partial(self._bring, run, cell, lane))))
+                close = partial(self._at, run, lane.close)
                 self._reclaim(under_way, _DEPTH)
-        finally:
-            try:
-                self._reclaim(under_way, 0)
-            finally:
+            self._reclaim(under_way, 0)
+        except BaseException:
+            # The first error is the one to tell. A device that has failed may well fail here again.
+            with contextlib.suppress(RuntimeError):
                 lane.close()
+            raise
+        close()
 
     def _at(self, run: Run, step: Callable[[], _T]) -> _T:
         try:

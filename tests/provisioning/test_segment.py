@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import hmac
+import itertools
 import pickle
 import struct
 from collections.abc import Callable, Iterator
@@ -230,3 +231,70 @@ def test_commitment_accepts_the_key_and_refuses_every_other(key: memoryview) -> 
 def test_commitment_refuses_keys_of_another_length() -> None:
     with pytest.raises(ValueError, match="bundle key"):
         commitment(memoryview(bytes(16)), BUNDLE)
+
+
+def test_opens_to_another_place_and_leaves_the_ciphertext(key: memoryview, sealed: list[bytes]) -> None:
+    with opener(key) as opening:
+        source, place = memoryview(bytearray(sealed[1])), memoryview(bytearray(b"\xee" * (SIZE + 2)))
+        opening.open_to(1, source, place[1:-1])
+        assert place == b"\xee" + PLAIN[1] + b"\xee"
+        assert source == sealed[1]
+
+
+@given(cuts=st.lists(st.integers(0, SIZE), max_size=5))
+@settings(max_examples=20, deadline=None)
+def test_opens_to_several_places_whatever_their_lengths(cuts: list[int]) -> None:
+    key = memoryview(bytearray(KEY))
+    with SectionSealer(key, bundle_id=BUNDLE, section=SECTION, segment_size=SIZE, descriptor=DESCRIPTOR) as sealer:
+        buffer = memoryview(bytearray(PLAIN[0] + bytes(16)))
+        sealer.seal_into(buffer)
+    edges = [0, *sorted(cuts), SIZE]
+    parts = [memoryview(bytearray(b - a)) for a, b in itertools.pairwise(edges)]
+    with opener(key) as opening:
+        opening.open_parts(0, buffer[:SIZE].toreadonly(), bytes(buffer[SIZE:]), parts)
+    assert b"".join(parts) == PLAIN[0]
+
+
+def test_opens_parts_of_it_in_place(key: memoryview, sealed: list[bytes]) -> None:
+    buffer, apart = memoryview(bytearray(sealed[2])), memoryview(bytearray(1000))
+    with opener(key) as opening:
+        opening.open_parts(2, buffer[:SIZE], sealed[2][SIZE:], [buffer[:5000], apart, buffer[6000:SIZE]])
+    assert bytes(buffer[:5000]) + bytes(apart) + bytes(buffer[6000:SIZE]) == PLAIN[2]
+
+
+@pytest.mark.parametrize("flipped", [0, SIZE - 1, SIZE, SIZE + 15])
+def test_a_wrong_segment_leaves_zeros_in_every_place(key: memoryview, sealed: list[bytes], flipped: int) -> None:
+    wrong = memoryview(bytearray(sealed[0]))
+    wrong[flipped] ^= 1
+    place = memoryview(bytearray(b"\xee" * SIZE))
+    parts = [memoryview(bytearray(b"\xee" * (SIZE // 2))) for _ in range(2)]
+    with opener(key) as opening:
+        for work in (
+            lambda: opening.open_to(0, wrong, place),
+            lambda: opening.open_parts(0, wrong[:SIZE], bytes(wrong[SIZE:]), parts),
+        ):
+            with pytest.raises(BundleDamaged) as refused:
+                work()
+            assert refused.value.code == "segment.tag"
+    assert not any(place)
+    assert not any(any(part) for part in parts)
+
+
+def test_takes_places_of_a_segments_length_only(key: memoryview, sealed: list[bytes]) -> None:
+    with opener(key) as opening:
+        with pytest.raises(ValueError, match="buffers of"):
+            opening.open_to(0, memoryview(sealed[0]), memoryview(bytearray(SIZE - 1)))
+        with pytest.raises(ValueError, match="parts that are not"):
+            opening.open_parts(0, memoryview(sealed[0])[:SIZE], bytes(16), [memoryview(bytearray(SIZE - 1))])
+
+
+def test_a_closed_opener_opens_nothing_and_keeps_no_view_of_its_key(key: memoryview, sealed: list[bytes]) -> None:
+    with opener(key) as opening:
+        parts = [memoryview(bytearray(SIZE))]
+        opening.open_parts(0, memoryview(sealed[0])[:SIZE], sealed[0][SIZE:], parts)
+        secret = opening._secret
+        assert secret is not None
+    assert opening._aes is None
+    assert secret._array is None
+    with pytest.raises(ValueError, match="closed"):
+        opening.open_parts(0, memoryview(sealed[0])[:SIZE], sealed[0][SIZE:], parts)

@@ -90,7 +90,7 @@ class Sealed:
         return Path(shutil.copytree(self.bundle, to))
 
 
-def seal(directory: Path, *, hidden: int = 384, layers: int = 4) -> Sealed:
+def seal(directory: Path, *, hidden: int = 384, layers: int = 4, tiles: int = 8) -> Sealed:
     """Write a model, by default of about 11 MB, and pack it in 256 KiB segments and several files."""
     source = tinymodel.write(directory / "model", hidden=hidden, layers=layers, heads=6, kv_heads=2)
     keys = directory / "keys"
@@ -105,5 +105,6 @@ def seal(directory: Path, *, hidden: int = 384, layers: int = 4) -> Sealed:
         out=directory / "bundle",
         segment_size=SEGMENT,
         file_cap=4 * SEGMENT,
+        tiles=tiles,
     )
     return Sealed(source, directory / "bundle", keys, signer, signer.owner)

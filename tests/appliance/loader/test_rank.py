@@ -32,6 +32,7 @@ from appliance.protocol import (
     encode,
 )
 from appliance.rank import Rank
+from appliance.ring import Tally
 from tests.sim.ranks import NoWatch, ProcessRank, ThreadRank, order, submit
 from tests.sim.sealedmodel import SEGMENT, Sealed
 from tests.sim.slots import StuckSlot
@@ -177,10 +178,10 @@ def test_zeroizes_on_order_in_the_middle_of_a_load(
 ) -> None:
     inner = Rank._on_progress
 
-    def on_progress(self: Rank, done: int, total: int) -> None:
+    def on_progress(self: Rank, plaintext: Tally, done: int, total: int) -> None:
         if self._last_progress == 0:
             rank.control.send(Zeroize())
-        inner(self, done, total)
+        inner(self, plaintext, done, total)
 
     monkeypatch.setattr(Rank, "_on_progress", on_progress)
     rank.control.send(order(sealed))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import re
 import resource
 from pathlib import Path
 
@@ -204,3 +205,12 @@ def test_address_of_pages_is_that_of_their_first_byte() -> None:
     mapping = pages.map_private(4096)
     mapping[0] = 0x41
     assert ctypes.string_at(pages.address(mapping), 1) == b"A"
+
+
+def test_host_pages_are_never_registered_with_a_device() -> None:
+    # Confidential mode refuses it; staging memory comes from torch's allocator.
+    root = Path(pages.__file__).parents[1]
+    sources = [path for floor in ("appliance", "provisioning") for path in (root / floor).rglob("*.py")]
+    assert len(sources) > 50
+    named = [path.name for path in sources if re.search(r"(cuda|cuMem|hip)HostRegister|cudart\(\)", path.read_text())]
+    assert named == []
