@@ -9,11 +9,13 @@ PREFIX ?= /opt/lethe
 DESTDIR ?=
 PIP_INSTALL := install -qq --disable-pip-version-check --require-hashes --no-deps
 PYTEST_ARGS ?=
+FUZZ_SECONDS ?= 20
+FUZZ_TARGETS := json envelope manifest table catalog header safetensors
 BENCH := build/bench-venv
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv model demo test coverage lint bench wheel lock install-owner install-node install-units clean
+.PHONY: help venv model demo test coverage fuzz lint bench wheel lock install-owner install-node install-units clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1: \2/p' Makefile
@@ -61,6 +63,17 @@ test: venv model ## run every test
 
 coverage: ## run every test and print the coverage
 	$(MAKE) test PYTEST_ARGS='--cov --cov-report=term $(PYTEST_ARGS)'
+
+fuzz: build/fuzz/venv/.stamp ## fuzz every parser, guided by coverage, FUZZ_SECONDS each (20)
+	for target in $(FUZZ_TARGETS); do \
+		build/fuzz/venv/bin/python -m tests.fuzz.run $$target --seconds $(FUZZ_SECONDS) > build/fuzz/$$target.log 2>&1 \
+			|| { tail -40 build/fuzz/$$target.log; exit 1; }; tail -1 build/fuzz/$$target.log; done
+
+build/fuzz/venv/.stamp: requirements/pip.txt requirements/fuzz.txt
+	$(PYTHON) -m venv build/fuzz/venv
+	build/fuzz/venv/bin/python -m pip $(PIP_INSTALL) -r requirements/pip.txt
+	build/fuzz/venv/bin/python -m pip $(PIP_INSTALL) -r requirements/fuzz.txt
+	@touch $@
 
 lint: venv ## formatting, lint, types, and which package may import which
 	$(BIN)/ruff format --check .

@@ -40,6 +40,7 @@ compile owner.txt pyproject.toml "${same_as_dev[@]}"
 compile node.txt pyproject.toml --extra node "${same_as_dev[@]}" --excludes "$work/no-cuda-no-hub" --no-emit-package torch
 compile demo.txt pyproject.toml --extra node --extra demo "${same_as_dev[@]}" --excludes "$work/no-cuda-no-hub" --no-emit-package torch
 compile bench.txt pyproject.toml --extra node --group bench "${same_as_dev[@]}" --excludes "$work/no-cuda" --no-emit-package torch
+compile fuzz.txt pyproject.toml --group fuzz "${same_as_dev[@]}"
 compile build.txt --group build --constraints requirements/dev.txt
 
 printf 'pip\n' > "$work/pip.in"

@@ -6,6 +6,7 @@ The coverage-guided driver over the same invariants is run.py; it needs atheris 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -101,6 +102,11 @@ def test_any_entries_of_a_catalog_are_refused_or_encode_back(
         "utf-8", "surrogatepass"
     )
     invariants.check_catalog(bytes([chosen]) + len(text).to_bytes(4, "little") + text)
+
+
+def test_make_fuzzes_every_parser() -> None:
+    (listed,) = re.findall(r"^FUZZ_TARGETS := (.*)$", (CORPUS.parents[2] / "Makefile").read_text(), re.MULTILINE)
+    assert listed.split() == list(TARGETS)
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-_NAMES = ["bench", "build", "demo", "dev", "node", "owner", "pip", "torch", "torch-cuda"]
+_NAMES = ["bench", "build", "demo", "dev", "fuzz", "node", "owner", "pip", "torch", "torch-cuda"]
 _PIN = re.compile(r"^([a-z0-9][a-z0-9._-]*)==([^ ;]+)(?: ; ([^\\]+?))? \\$")
 
 
@@ -71,6 +71,12 @@ def test_loaders_of_others_reach_no_machine(root: Path) -> None:
     assert others <= _packages(root, "bench")
     for name in ["owner", "node", "demo", "dev"]:
         assert not others & _packages(root, name), name
+
+
+def test_fuzz_list_is_the_owners_and_the_fuzzer(root: Path) -> None:
+    fuzz = _pins(root, "fuzz")
+    assert {key: version for key, version in fuzz.items() if key[0] != "atheris"} == _pins(root, "owner")
+    assert "atheris" in _packages(root, "fuzz")
 
 
 @pytest.mark.parametrize(
