@@ -48,7 +48,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from appliance.config import Loading
+from appliance.budget import Budget, for_slot
+from appliance.slot_cpu import CpuSlot
 from benchmarks import loaders
 from benchmarks.comparison import plot, report
 from benchmarks.comparison.session import Session, Settings
@@ -60,15 +61,16 @@ def main() -> None:
     """Run the comparison and write its results."""
     given = _arguments()
     signal.signal(signal.SIGTERM, _stop)
-    defaults = Loading()
+    asked = Budget((given.ring_mib or 0) << 20, given.readers or 0, given.openers or 0)
+    budget = for_slot(asked, CpuSlot(), ranks=1)
     settings = Settings(
         gb=given.gb,
         rounds=given.rounds,
         names=tuple(given.only or loaders.NAMES),
         states=("warm",) if given.no_cold else ("cold", "warm"),
-        readers=given.readers or defaults.readers,
-        openers=given.openers or defaults.openers,
-        ring_bytes=(given.ring_mib or defaults.ring_mib) << 20,
+        readers=budget.readers,
+        openers=budget.openers,
+        ring_bytes=budget.ring_bytes,
     )
     _require_room(given.work, settings)
     shutil.rmtree(given.work, ignore_errors=True)
@@ -103,7 +105,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="runs of each contender (default 5)")
     parser.add_argument("--only", nargs="+", choices=loaders.NAMES, metavar="NAME", help=", ".join(loaders.NAMES))
     parser.add_argument("--no-cold", action="store_true", help="warm runs only")
-    parser.add_argument("--ring-mib", type=int, help="our ring; the configuration's default when not given")
+    parser.add_argument("--ring-mib", type=int, help="our ring; chosen as a rank does when not given")
     parser.add_argument("--readers", type=int, help="our reader threads; likewise")
     parser.add_argument("--openers", type=int, help="our opener threads, and everybody's; likewise")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "bench", help="made, used, and removed")

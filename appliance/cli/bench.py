@@ -55,10 +55,13 @@ def load(path: Path, directory: Path | None, gb: float, device: str | None, *, a
     read = config.load(path) if path.exists() or directory is None else None
     loading = read.loading if read else Loading()
     chosen = directory or (read.model.bundle.resolve().parent if read else Path())
+    target = device or (read.devices.slots[0] if read else "cpu")
     request = {
         "directory": str(chosen.resolve()),
         "bytes": round(gb * 1e9),
-        "device": device or (read.devices.slots[0] if read else "cpu"),
+        "device": target,
+        # A configuration for a GPU that decrypts is no reason to refuse a look at the processor.
+        "open_on": "host" if target == "cpu" else loading.open_on,
         "ring_mib": loading.ring_mib,
         "readers": loading.readers,
         "openers": loading.openers,
@@ -144,7 +147,8 @@ def describe(findings: Findings) -> list[str]:
     """Give findings as lines for people, widest first column 12."""
     ciphers = ", ".join(_cipher(one) for one in findings.ciphers)
     copies = ", ".join(f"{one.copy_bytes >> 20} MiB {one.bytes_per_second / 1e9:.2f}" for one in findings.copies)
-    lines = [*_medium(findings), f"cipher      AES-256-GCM, memory to memory: {ciphers}; {findings.cores} cores"]
+    what = "memory to memory" if findings.open_on == "host" else "tags alone, since the device decrypts"
+    lines = [*_medium(findings), f"cipher      AES-256-GCM, {what}: {ciphers}; {findings.cores} cores"]
     lines.append(f"copy        to {findings.device}, GB/s by size: {copies}")
     if findings.cold is None:
         lines.append(f"cold        not measured: {findings.file_system} keeps its files in memory")

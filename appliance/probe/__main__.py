@@ -18,6 +18,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+import torch
+
+from appliance.budget import Budget, for_slot
 from appliance.config import Loading
 from appliance.errors import ConfigError
 from appliance.probe import aead, copying, medium
@@ -48,14 +51,16 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _stop)
     try:
         fields = Fields(strictjson.loads(sys.stdin.buffer.readline(_LIMIT), limit=_LIMIT), "probe")
-        loading = Loading(
-            ring_mib=fields.integer("ring_mib"), readers=fields.integer("readers"), openers=fields.integer("openers")
-        )
         findings = measure(
             Path(fields.text("directory", limit=4096)),
             nbytes=fields.integer("bytes"),
             device=fields.text("device", limit=16),
-            loading=loading,
+            loading=Loading(
+                ring_mib=fields.integer("ring_mib"),
+                readers=fields.integer("readers"),
+                openers=fields.integer("openers"),
+                open_on=fields.text("open_on", limit=16),
+            ),
         )
     except LetheError as error:
         _leave_in_peace()
@@ -74,12 +79,15 @@ def measure(directory: Path, *, nbytes: int, device: str, loading: Loading) -> F
         directory: on the medium.
         nbytes: about how large the throw-away model is.
         device: ``cpu`` or ``cuda:N``.
-        loading: settings of the loader.
+        loading: the loader's settings as they are configured; 0 lets it choose, as a rank does.
 
     Raises:
         LetheError: a stage cannot be measured; nothing is left behind.
     """
+    # As in a rank that loads: threads for arithmetic would only take cores from the openers.
+    torch.set_num_threads(1)
     slot = open_slot(device)
+    budget = for_slot(Budget(loading.ring_mib << 20, loading.readers, loading.openers), slot, ranks=1)
     _require_memory(nbytes)
     cores = len(os.sched_getaffinity(0))
     progress = _Progress()
@@ -89,8 +97,10 @@ def measure(directory: Path, *, nbytes: int, device: str, loading: Loading) -> F
         bundle.chill()
         reads = _reads(bundle.files)
         _stage("measuring AES-256-GCM")
-        counts = sorted({1, 2, loading.openers, cores})
-        ciphers = aead.scaling(nbytes=_CIPHER_BYTES, threads=counts)
+        counts = sorted({1, 2, budget.openers, cores})
+        ciphers = aead.scaling(
+            nbytes=_CIPHER_BYTES, threads=counts, open_on="device" if loading.open_on == "device" else "host"
+        )
         _stage(f"measuring copies to {device}")
         copies = copying.by_size(partial(open_slot, device), nbytes=_COPY_BYTES)
         destinations = bundle.destinations(slot)
@@ -106,8 +116,9 @@ def measure(directory: Path, *, nbytes: int, device: str, loading: Loading) -> F
             file_system=file_system(directory),
             device=device,
             cores=cores,
-            readers=loading.readers,
-            openers=loading.openers,
+            open_on=loading.open_on,
+            readers=budget.readers,
+            openers=budget.openers,
             reads=reads,
             ciphers=tuple(CipherRate(count, rate.bytes_per_second) for count, rate in ciphers.items()),
             copies=tuple(CopyRate(size, rate.bytes_per_second) for size, rate in copies.items()),

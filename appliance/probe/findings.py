@@ -22,7 +22,7 @@ class ReadRate:
 
 @dataclass(frozen=True, slots=True)
 class CipherRate:
-    """AES-256-GCM from memory to memory on so many threads."""
+    """AES-256-GCM in memory on so many threads: opened, or where a device decrypts only authenticated."""
 
     threads: int
     bytes_per_second: int
@@ -66,6 +66,7 @@ class Findings:
         directory: on the medium that was read.
         file_system: its type.
         device: where the weights went.
+        open_on: who decrypted, ``host`` or ``device``.
         cores: that this process may use.
         readers, openers: threads of the loader.
         reads: the medium, by size and number of reads.
@@ -78,6 +79,7 @@ class Findings:
     directory: str
     file_system: str
     device: str
+    open_on: str
     cores: int
     readers: int
     openers: int
@@ -122,6 +124,7 @@ class Findings:
             directory=fields.text("directory", limit=4096),
             file_system=fields.text("file_system", limit=64),
             device=fields.text("device", limit=16),
+            open_on=fields.text("open_on", limit=16),
             cores=fields.integer("cores"),
             readers=fields.integer("readers"),
             openers=fields.integer("openers"),

@@ -135,9 +135,19 @@ class Throwaway:
         return made
 
     def load(
-        self, slot: Slot, destinations: Mapping[str, torch.Tensor], loading: Loading, progress: Progress
+        self,
+        slot: Slot,
+        destinations: Mapping[str, torch.Tensor],
+        loading: Loading,
+        progress: Progress,
     ) -> LoadRate:
         """Load the bundle once, from opening its directory to the last byte on the device.
+
+        Args:
+            slot: the device.
+            destinations: of :meth:`destinations`.
+            loading: threads, ring, and who decrypts; 0 lets the loader choose.
+            progress: told ("loading", bytes opened, bytes in all).
 
         Raises:
             LetheError: as :class:`appliance.loader.SealedLoader`.
@@ -158,6 +168,7 @@ class Throwaway:
                 opener_threads=loading.openers,
                 rank=0,
                 world=1,
+                open_on=loading.open_on,
             ) as loader:
                 done = loader.load(
                     destinations,

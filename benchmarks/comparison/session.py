@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from appliance.probe import aead, cache, copying, medium
 from appliance.slot_cpu import CpuSlot
 from attestation.policy import AppraisalPolicy
@@ -136,6 +138,7 @@ class Session:
 
     def _probe(self, files: list[Path]) -> tuple[dict[str, Any], medium.MediumRate]:
         self._tell("probing medium, cipher and copies")
+        torch.set_num_threads(1)
         reads = medium.sweep(files, seconds=_PROBE_SECONDS)
         counts = sorted({1, *range(2, self._settings.openers + 1), len(os.sched_getaffinity(0))})
         nbytes = min(_PROBE_BYTES, round(self._settings.gb * 1e9))

@@ -33,6 +33,7 @@ class Ours(Contender):
     def prepare(self, destinations: dict[str, torch.Tensor]) -> None:
         """Read the owner's public key, which an appliance has read long before."""
         super().prepare(destinations)
+        torch.set_num_threads(1)  # as a rank does while it loads: arithmetic would take cores from the openers
         self._owner = OwnerKey.load(Path(self.job.work) / "keys")
         self._key = int(os.environ[KEY_VARIABLE])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -113,6 +114,18 @@ def test_cipher_measures_genuine_segments() -> None:
     ciphertext._sealed[0] ^= 1
     with pytest.raises(InvalidTag):
         ciphertext.open_all(threads=2)
+
+
+def test_authenticating_looks_at_every_segment_once() -> None:
+    assert aead.Ciphertext(3 * PAGE, segment_bytes=PAGE).authenticate_all(threads=2).nbytes == 3 * PAGE
+
+
+@pytest.mark.parametrize(("open_on", "absent"), [("host", "_authenticate"), ("device", "_open")])
+def test_only_what_is_left_to_the_cores_is_measured(
+    open_on: Literal["host", "device"], absent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(aead.Ciphertext, absent)
+    assert list(aead.scaling(nbytes=1 << 20, threads=[1], repeats=1, open_on=open_on)) == [1]
 
 
 def test_scaling_has_a_rate_for_each_number_of_threads() -> None:

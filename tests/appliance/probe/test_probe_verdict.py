@@ -22,6 +22,7 @@ FINDINGS = Findings(
     directory="/srv",
     file_system="ext4",
     device="cuda:0",
+    open_on="host",
     cores=4,
     readers=2,
     openers=2,
