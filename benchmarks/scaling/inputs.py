@@ -147,7 +147,7 @@ INPUTS: Final[dict[str, Input]] = {
     ),
     "wipe": Input(0.028 / GB, "0.028 s/GB", "core time of overwriting a cell", _STAGES, "ours"),
     "copy": Input(0.17 / GB, "0.17 s/GB", "core time of a copy in host memory", _STAGES, "ours"),
-    "python": Input(7e-6, "7 µs", "interpreter time per segment of 1 MiB, under its lock", "our probes", "ours"),
+    "python": Input(25e-6, "25 µs", "interpreter time per segment of 1 MiB, under its lock", _STAGES, "ours"),
     "device": Input(
         0.714 * 68 * GB,
         "49 GB/s",

@@ -17,7 +17,7 @@ from typing import Any, Final
 from appliance import pages
 from appliance.budget import READ_BYTES, Budget, Machine, decide
 from appliance.probe import model
-from benchmarks.scaling.inputs import GB, MIB, value
+from benchmarks.scaling.inputs import GB, MIB
 from benchmarks.scaling.pipeline import Plan, Pools, Step, simulate
 from benchmarks.scaling.stages import Stages
 from provisioning.layout import Layout, Piece, TensorSpec
@@ -175,8 +175,8 @@ def steps(measured: Measured) -> dict[str, tuple[tuple[Step, ...], tuple[Step, .
     cost = measured.stages
     rows, edges = staged_share(measured.gigabytes)
     straight, staged = 1 - rows - edges, rows + edges
-    placing = rows * cost.copy_rows + edges * cost.copy
-    python = value("python") / MIB
+    placing = rows * cost.place_rows + edges * cost.copy
+    python = cost.segment_s / MIB
     warm = straight * cost.open_mapped + staged * cost.open_staged
     cold = straight * cost.open_cell + staged * cost.open_in_place
     return {
@@ -184,14 +184,14 @@ def steps(measured: Measured) -> dict[str, tuple[tuple[Step, ...], tuple[Step, .
             (),
             (
                 Step("map", core=cost.map / GB),
-                Step("open", core=warm / GB, interpreter=python),
+                Step("open", core=warm / GB + python, interpreter=python),
                 Step("place", core=placing / GB),
             ),
         ),
         "cold": (
             (Step("read", core=cost.read_direct / GB, disk=1),),
             (
-                Step("open", core=cold / GB, interpreter=python),
+                Step("open", core=cold / GB + python, interpreter=python),
                 Step("place", core=(placing + staged * cost.wipe) / GB),
             ),
         ),

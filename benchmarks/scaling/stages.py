@@ -33,9 +33,10 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from appliance import pages
+from appliance import pages, placement
 from appliance.probe import cache
 from appliance.window import Window
+from benchmarks.scaling import bookkeeping
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SEGMENT: Final = 1 << 20
@@ -43,14 +44,16 @@ _TAG = 16
 _NO_TAG = bytes(_TAG)
 # As many bytes of additional data as a segment of a bundle has, about.
 _AAD = bytes(96)
-_ROW = 1024
+_ROW = 28 << 10  # bytes of a row of a wide matrix
+_CELL = 4 << 20
+_AHEAD = 3
 # Source and destination together fit the second-level cache of every server core of the last years.
 _CACHED = 128 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Seconds of a core per 1e9 bytes, but for the last two.
+    """Seconds of a core per 1e9 bytes, but for the last three.
 
     Attributes:
         map: bring a window of a mapped file in, and let go of it.
@@ -62,8 +65,9 @@ class Stages:
         authenticate: check a segment as GMAC does, without decrypting.
         open_cached: authenticate and decrypt, source and destination in the core's own cache.
         copy: copy from a cell to a destination.
-        copy_rows: the same in rows of 1 KiB, which lie 8 KiB apart.
+        place_rows: copy to a tile of columns, an eighth of a row of 28 KiB each, as the loader does it.
         wipe: overwrite a cell.
+        segment_s: seconds of a core per segment for all but the cipher: planning, calls, accounts.
         cores: cores that as many busy threads as there are openers really got.
         threads: how many threads.
     """
@@ -77,8 +81,9 @@ class Stages:
     authenticate: float
     open_cached: float
     copy: float
-    copy_rows: float
+    place_rows: float
     wipe: float
+    segment_s: float
     cores: float
     threads: int
 
@@ -149,7 +154,7 @@ class _Probe:
         key = AESGCM.generate_key(256)
         self.aead = AESGCM(key)
         self.aes = algorithms.AES256(key)
-        self.memory = pages.map_private(max(8 * SEGMENT, min(limit, sum(path.stat().st_size for path in files))))
+        self.memory = pages.map_private(max(16 * SEGMENT, min(limit, sum(path.stat().st_size for path in files))))
         self.target = torch.frombuffer(self.memory, dtype=torch.uint8)
         self.target.zero_()
         self.lock = threading.Lock()
@@ -212,19 +217,21 @@ class _Probe:
         """Give the place of a segment in the destination, which may be smaller than what is read."""
         return (number * self.window + start) % (len(self.memory) // SEGMENT * SEGMENT)
 
-    def strided(self, position: int) -> torch.Tensor:
-        """Give as many bytes as a segment has, in rows with room for seven others between them."""
-        block = self.target[: len(self.memory) // (8 * SEGMENT) * 8 * SEGMENT].view(-1, SEGMENT // _ROW, 8, _ROW)
-        number = position // SEGMENT
-        return block[number // 8 % block.shape[0], :, number % 8]
+    def tiles(self) -> list[placement.Target]:
+        """Give the eight tiles of a matrix that is cut by columns, each as large as the destination allows."""
+        rows = min(4096, len(self.memory) // _ROW)
+        matrix = self.target[: rows * _ROW].view(torch.bfloat16).view(rows, -1)
+        wide = _ROW // 16
+        blocks = [matrix[:, tile * wide : (tile + 1) * wide] for tile in range(8)]
+        return [placement.Target(0, rows * _ROW // 8, torch.bfloat16, block) for block in blocks]
 
-    def halves(self) -> tuple[range, range]:
-        """Give the segments of a window in two halves, at least one segment each."""
-        middle = max(SEGMENT, self.window // SEGMENT // 2 * SEGMENT)
-        return range(0, middle, SEGMENT), range(middle % self.window, self.window, SEGMENT)
+    def halves(self, size: int) -> tuple[range, range]:
+        """Give the segments of some bytes in two halves, at least one segment each."""
+        middle = max(SEGMENT, size // SEGMENT // 2 * SEGMENT)
+        return range(0, middle, SEGMENT), range(middle % size, size, SEGMENT)
 
     def mapped(self, items: Iterator[tuple[int, int, int]], clock: _Clock) -> None:
-        first, second = self.halves()
+        first, second = self.halves(self.window)
         cell = memoryview(pages.map_private(SEGMENT))
         cell[:] = bytes(SEGMENT)
         window = Window()
@@ -241,18 +248,24 @@ class _Probe:
         window.close()
 
     def direct(self, items: Iterator[tuple[int, int, int]], clock: _Clock) -> None:
-        first, second = self.halves()
-        view = memoryview(pages.map_private(self.window))
+        """Read as far ahead of the opening as readers with a ring do, so that caches hold what they hold then."""
+        size = min(_CELL, self.window)
+        cells = [memoryview(pages.map_private(size)) for _ in range(_AHEAD + 1)]
         descriptors: dict[int, int] = {}
-        for number, plain, offset in items:
+        pieces = ((descriptor, offset + at) for _, descriptor, offset in items for at in range(0, self.window, size))
+        for number, (plain, offset) in enumerate(pieces):
             if plain not in descriptors:
                 descriptors[plain] = os.open(f"/proc/self/fd/{plain}", os.O_RDONLY | os.O_DIRECT)
             clock.step("other", 0)
-            os.preadv(descriptors[plain], [view[: self.window]], offset)
-            clock.step("read_direct", self.window)
-            self.open(view, number, parts=first)
+            os.preadv(descriptors[plain], [cells[number % len(cells)][:size]], offset)
+            clock.step("read_direct", size)
+            if number < _AHEAD:
+                continue
+            cell = cells[(number - _AHEAD) % len(cells)]
+            first, second = self.halves(size)
+            self.open(cell, number, parts=first)
             clock.step("open_cell", len(first) * SEGMENT)
-            self.open(view, number, parts=second, into=view)
+            self.open(cell, number, parts=second, into=cell)
             clock.step("open_in_place", len(second) * SEGMENT)
         for descriptor in descriptors.values():
             os.close(descriptor)
@@ -260,6 +273,7 @@ class _Probe:
     def in_memory(self, items: Iterator[tuple[int, int, int]], clock: _Clock) -> None:
         cell = torch.frombuffer(pages.map_private(SEGMENT), dtype=torch.uint8)
         cell.fill_(1)
+        tiles = self.tiles()
         small, result = memoryview(bytes(_CACHED)), memoryview(bytearray(_CACHED - _TAG))
         for number, _, _ in items:
             clock.step("other", 0)
@@ -267,10 +281,10 @@ class _Probe:
                 into = self.place(number, start)
                 self.target[into : into + SEGMENT].copy_(cell)
             clock.step("copy", self.window)
-            rows = cell.view(-1, _ROW)
             for start in range(0, self.window, SEGMENT):
-                self.strided(number * self.window + start).copy_(rows)
-            clock.step("copy_rows", self.window)
+                at = (number * self.window + start) % (tiles[0].stop - SEGMENT + 1) // SEGMENT * SEGMENT
+                placement.place(tiles[number % 8 : number % 8 + 1], at, cell)
+            clock.step("place_rows", self.window)
             for _ in range(0, self.window, SEGMENT):
                 ctypes.memset(cell.data_ptr(), 0, SEGMENT)
             clock.step("wipe", self.window)
@@ -310,14 +324,14 @@ def measure(
         probe.together(probe.in_memory)
         cache.evict(used)
         probe.together(probe.direct)
-        costs = {step.name: probe.costs.per_gb(step.name) for step in fields(Stages)[:-2]}
-        taken.append(Stages(**costs, cores=cores, threads=threads))
+        costs = {step.name: probe.costs.per_gb(step.name) for step in fields(Stages)[:-3]}
+        taken.append(Stages(**costs, segment_s=bookkeeping.per_segment(), cores=cores, threads=threads))
     return Stages(**median([asdict(row) for row in taken]))
 
 
 def median(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """Give the median of each member of several results."""
-    return {name: round(statistics.median(row[name] for row in rows), 5) for name in rows[0]}
+    return {name: float(f"{statistics.median(row[name] for row in rows):.4g}") for name in rows[0]}
 
 
 def measure_apart(bundle: Path, *, threads: int) -> dict[str, Any]:

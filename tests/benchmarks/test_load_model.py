@@ -13,7 +13,7 @@ import pytest
 from appliance.probe import model
 from benchmarks import load_model
 from benchmarks.scaling import measured
-from benchmarks.scaling.inputs import GB, INPUTS
+from benchmarks.scaling.inputs import GB, INPUTS, MIB
 
 COSTS = {
     "map": 0.02,
@@ -25,8 +25,9 @@ COSTS = {
     "authenticate": 0.12,
     "open_cached": 0.13,
     "copy": 0.17,
-    "copy_rows": 0.2,
+    "place_rows": 0.2,
     "wipe": 0.03,
+    "segment_s": 20e-6,
     "cores": 2.0,
     "threads": 2,
 }
@@ -67,7 +68,12 @@ def test_reproduces_the_newest_measured_load_within_15_percent() -> None:
 
 def test_costs_that_the_predictions_use_are_of_the_order_of_the_newest_measured_ones() -> None:
     stages = measured.read(measured.newest()).stages
-    for name, cost in {"read": stages.read_direct, "wipe": stages.wipe, "copy": stages.copy}.items():
+    for name, cost in {
+        "read": stages.read_direct,
+        "wipe": stages.wipe,
+        "copy": stages.copy,
+        "stall": stages.open_in_place - stages.open_cached,
+    }.items():
         assert INPUTS[name].value * GB == pytest.approx(cost, rel=1.0), name
 
 
@@ -75,7 +81,7 @@ def test_modelled_load_follows_from_the_costs_of_its_steps(tmp_path: Path) -> No
     subject = measured.read(write(tmp_path / "result.json", result(warm=1, cold=1)))
     warm, cold = measured.compare(subject)
     rows, edges = measured.staged_share(1.0)
-    core = 0.02 + (1 - rows - edges) * 0.2 + rows * (0.15 + 0.2) + edges * (0.15 + 0.17)
+    core = 0.02 + 20e-6 / MIB * GB + (1 - rows - edges) * 0.2 + rows * (0.15 + 0.2) + edges * (0.15 + 0.17)
     assert warm.modelled / GB == pytest.approx(1 / (0.05 + core / 2), rel=0.02)
     assert cold.modelled / GB == pytest.approx(1 / (0.05 + 1 / 1.0), rel=0.03)
     assert cold.limit == "disk"
