@@ -73,11 +73,13 @@ def choose(slot: Slot) -> Choice:
 def _kernel(slot: Slot) -> Choice | None:
     """Give the Triton form, or None where triton is missing, or cannot compile or launch."""
     try:
-        from appliance.devicecipher.kernel import UNUSABLE, KernelCounter
+        from appliance.devicecipher.kernel import UNUSABLE, KernelCounter, compiling
     except ImportError:
         return None
     try:
-        self_test(slot, KernelCounter(), "triton")
+        # Every later launch is of the form that is compiled here.
+        with compiling():
+            self_test(slot, KernelCounter(), "triton")
     except UNUSABLE:
         return None
     return Choice("triton", lambda _: KernelCounter())

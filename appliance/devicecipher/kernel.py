@@ -10,8 +10,14 @@ tests. Importing it needs triton, which is optional (choice.py).
 
 from __future__ import annotations
 
+import contextlib
+import os
+import secrets
+import shutil
 import subprocess
 import typing
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -29,7 +35,15 @@ _WIDTH: Final = 128
 
 # What Triton raises where it cannot compile or launch: without a C compiler, without room for what it compiled, on a
 # device that it does not know.
-UNUSABLE: Final[tuple[type[Exception], ...]] = (TritonError, OSError, RuntimeError, subprocess.SubprocessError)
+UNUSABLE: Final[tuple[type[Exception], ...]] = (
+    TritonError,
+    ImportError,
+    OSError,
+    RuntimeError,
+    subprocess.SubprocessError,
+)
+# Where what was compiled may lie until it is loaded: code, never a key.
+_PLACES: Final = (Path("/dev/shm"), Path("/tmp"))  # noqa: S108  # a directory of its own is made there, or nothing
 
 # The interpreter calls plain functions; the compiler only its own.
 sbox = circuit.sbox if triton.knobs.runtime.interpret else triton.jit(circuit.sbox)
@@ -230,6 +244,29 @@ def counter_mode(
     for lane in tl.static_range(8):
         inside = thread + lane * width < blocks
         _xor_block(block + lane * width * 4, a[lane], b[lane], c[lane], d[lane], inside)
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """Let Triton compile into a new directory that only this user can reach, and remove it at the end.
+
+    Triton would take what it finds in its usual directory for a kernel that it compiled before. Whoever can write
+    there, now or while the machine was off, could so put a kernel of his own between keys and weights.
+
+    Raises:
+        OSError: there is no place that code can be loaded from.
+    """
+    parent = next((place for place in _PLACES if place.is_dir() and not os.statvfs(place).f_flag & os.ST_NOEXEC), None)
+    if parent is None:
+        raise OSError("no place for compiled code")
+    place = parent / f"lethe-kernel-{secrets.token_hex(8)}"
+    place.mkdir(mode=0o700)
+    try:
+        with triton.knobs.cache.scope():
+            triton.knobs.cache.dir = str(place)
+            yield
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 class KernelCounter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -36,6 +37,28 @@ def test_gpu_runs_the_triton_form(kernel: ModuleType) -> None:
     chosen = choice.choose(_gpu())
     assert chosen.form == "triton"
     assert isinstance(chosen.make(4096), kernel.KernelCounter)
+
+
+def test_kernel_is_compiled_into_a_directory_that_is_new_private_and_gone_afterwards(kernel: ModuleType) -> None:
+    usual = kernel.triton.knobs.cache.dir
+    seen = []
+    for _ in range(2):
+        with kernel.compiling():
+            place = Path(kernel.triton.knobs.cache.dir)
+            seen.append(place)
+            assert list(place.iterdir()) == []
+            assert place.stat().st_mode & 0o777 == 0o700
+            (place / "code").write_bytes(b"x")
+        assert not place.exists()
+    assert len({*seen, Path(usual)}) == 3
+    assert kernel.triton.knobs.cache.dir == usual
+
+
+def test_gpu_without_a_place_for_compiled_code_runs_the_torch_form(
+    kernel: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "_PLACES", (Path("/proc/absent"),))
+    assert choice.choose(_gpu()).form == "torch"
 
 
 def test_gpu_without_triton_runs_the_torch_form(monkeypatch: pytest.MonkeyPatch) -> None:
