@@ -22,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
@@ -250,25 +251,34 @@ class _Probe:
     def direct(self, items: Iterator[tuple[int, int, int]], clock: _Clock) -> None:
         """Read as far ahead of the opening as readers with a ring do, so that caches hold what they hold then."""
         size = min(_CELL, self.window)
-        cells = [memoryview(pages.map_private(size)) for _ in range(_AHEAD + 1)]
+        free = deque(memoryview(pages.map_private(size))[:size] for _ in range(_AHEAD + 1))
+        filled: deque[memoryview] = deque()
         descriptors: dict[int, int] = {}
         pieces = ((descriptor, offset + at) for _, descriptor, offset in items for at in range(0, self.window, size))
         for number, (plain, offset) in enumerate(pieces):
             if plain not in descriptors:
                 descriptors[plain] = os.open(f"/proc/self/fd/{plain}", os.O_RDONLY | os.O_DIRECT)
             clock.step("other", 0)
-            os.preadv(descriptors[plain], [cells[number % len(cells)][:size]], offset)
+            cell = free.popleft()
+            os.preadv(descriptors[plain], [cell], offset)
             clock.step("read_direct", size)
-            if number < _AHEAD:
-                continue
-            cell = cells[(number - _AHEAD) % len(cells)]
-            first, second = self.halves(size)
-            self.open(cell, number, parts=first)
-            clock.step("open_cell", len(first) * SEGMENT)
-            self.open(cell, number, parts=second, into=cell)
-            clock.step("open_in_place", len(second) * SEGMENT)
+            filled.append(cell)
+            if not free:
+                free.append(self.open_both_ways(filled.popleft(), number, clock))
+        for number, cell in enumerate(filled):
+            self.open_both_ways(cell, number, clock)
         for descriptor in descriptors.values():
             os.close(descriptor)
+
+    def open_both_ways(self, cell: memoryview, number: int, clock: _Clock) -> memoryview:
+        """Open one half of a cell to a destination and the other where it is; give the cell back."""
+        clock.step("other", 0)
+        first, second = self.halves(len(cell))
+        self.open(cell, number, parts=first)
+        clock.step("open_cell", len(first) * SEGMENT)
+        self.open(cell, number, parts=second, into=cell)
+        clock.step("open_in_place", len(second) * SEGMENT)
+        return cell
 
     def in_memory(self, items: Iterator[tuple[int, int, int]], clock: _Clock) -> None:
         cell = torch.frombuffer(pages.map_private(SEGMENT), dtype=torch.uint8)
