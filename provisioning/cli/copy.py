@@ -51,7 +51,7 @@ def _show(report: CopyReport) -> None:
         f"{report.files} files, {report.bytes} bytes; {report.copied} blocks copied, {report.kept} were there; "
         f"all read back; {report.seconds:.1f} s"
     )
-    say(f"read back: {ROADS[report.road]}")
+    say(f"read back {ROADS[report.road]}")
     if report.left_out:
         shown = ", ".join(ascii(name)[:80] for name in report.left_out[:8])
         say(f"{len(report.left_out)} names in the source are not the bundle's and were not copied: {shown}")

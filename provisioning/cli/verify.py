@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -15,12 +16,13 @@ from provisioning.medium import Road
 from provisioning.ownerkey import OwnerKey
 from provisioning.verify import verify
 
-ROADS = {
-    Road.MEDIUM: "read from the medium, past the page cache",
-    Road.DROPPED: "read from the medium, after its pages were dropped from memory",
-    Road.REMOTE: "read through a network or guest file system; whether its server read its medium cannot be seen here",
-    Road.CACHE: "the file system kept pages in memory, so this says nothing certain about the medium",
-    Road.MEMORY: "this file system is in memory; there is no medium to read from",
+# What follows "read" or "read back".
+ROADS: Final = {
+    Road.MEDIUM: "from the medium, past the page cache",
+    Road.DROPPED: "from the medium, after its pages were dropped from memory",
+    Road.REMOTE: "through a network or guest file system; whether its server read its medium cannot be seen here",
+    Road.CACHE: "through the page cache, which kept pages: this says nothing certain about the medium",
+    Road.MEMORY: "from a file system in memory: there is no medium to read from",
 }
 
 
@@ -59,4 +61,4 @@ def verify_and_show(bundle: Path, owners: Sequence[OwnerKey], *, as_json: bool) 
         f"{report.files} files, {report.segments} segments, {report.blocks} digests, {report.bytes} bytes "
         f"in {report.seconds:.1f} s, {report.bytes / max(report.seconds, 1e-9) / 1e9:.2f} GB/s"
     )
-    say(ROADS[report.road])
+    say(f"read {ROADS[report.road]}")

@@ -21,6 +21,7 @@ from provisioning.cli import group
 from provisioning.cli.progress import Meter
 from provisioning.cli.report import run
 from provisioning.keystore import PassphraseCost
+from provisioning.medium import Road
 from provisioning.ownerkey import PUBLIC_FILE, OwnerSigner
 from provisioning.secret import SecretBytes
 from tests.provisioning.conftest import Packed
@@ -111,6 +112,7 @@ def test_pack_inspect_verify(room: Room, owner_program: Callable[..., Answer]) -
     checked = owner_program("verify", room.out, *room.owner_key)
     assert checked.status == 0
     assert "whole" in checked.out
+    assert checked.err.startswith("read from ")
 
 
 def test_pack_reports_json(room: Room, owner_program: Callable[..., Answer]) -> None:
@@ -159,6 +161,7 @@ def test_verify_reports_json(room: Room, owner_program: Callable[..., Answer]) -
     seen = owner_program("verify", room.out, *room.owner_key, "--json").json
     assert (seen["bundle_id"], seen["manifest"]) == (made["bundle_id"], made["manifest"])
     assert (seen["bytes"], seen["segments"], seen["blocks"]) == (10 << 20, 10, 10)
+    assert seen["read_from"] in {road.word for road in Road}
 
 
 def test_verify_names_the_damage_with_status_7(room: Room, owner_program: Callable[..., Answer]) -> None:
@@ -346,6 +349,31 @@ def test_progress_is_plain_lines_elsewhere(monkeypatch: pytest.MonkeyPatch, caps
     lines = capsys.readouterr().err.splitlines()
     assert [line[:13] for line in lines] == ["packing  25%,", "packing 100%,"]
     assert "\r" not in "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("passed", "shown"), [(10.0, "0:10 left"), (100.0, "1:40 left"), (3725.0, "1:02:05 left"), (0.0, "0:00 left")]
+)
+def test_progress_says_how_long_it_will_take(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], passed: float, shown: str
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("provisioning.cli.progress._PLAIN_SECONDS", 0.0)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    meter = Meter("verifying")
+    now[0] = passed
+    meter(500_000_000, 1_000_000_000)
+    line = capsys.readouterr().err.rstrip("\n")
+    assert line.startswith("verifying  50%, 0.50 of 1.00 GB, ")
+    assert line.endswith(f" GB/s, {shown}")
+
+
+def test_progress_without_a_byte_does_not_guess(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("provisioning.cli.progress._PLAIN_SECONDS", 0.0)
+    Meter("verifying")(0, 1_000_000_000)
+    assert capsys.readouterr().err.rstrip().endswith("0.00 GB/s")
 
 
 def test_progress_is_shown_now_and_then_only(capsys: pytest.CaptureFixture[str]) -> None:

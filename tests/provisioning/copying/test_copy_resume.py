@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -9,12 +10,12 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from provisioning.bundle import TABLE_NAME, Bundle
 from provisioning.copying import CHECKING, COPYING, READING_BACK
-from provisioning.errors import BundleDamaged
+from provisioning.errors import BundleDamaged, OutputFailed
 from provisioning.manifest import FILE_NAME
 from provisioning.partial import IDENTITY
 from tests.provisioning.copying.conftest import BLOCK, Room, descriptors, flip, name_of
@@ -93,6 +94,47 @@ def test_a_copier_killed_at_any_point_is_completed_by_the_next(
     copies.run()
     copies.check()
     assert not copies.partial.exists()
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(step=st.integers(1, 110), number=st.sampled_from([errno.EIO, errno.ENODEV, errno.EACCES]))
+@example(step=1, number=errno.EACCES)
+@example(step=2, number=errno.EIO)
+@example(step=3, number=errno.EIO)
+@example(step=4, number=errno.EIO)
+@example(step=5, number=errno.EIO)
+@example(step=6, number=errno.EIO)
+@example(step=7, number=errno.EIO)
+def test_a_step_that_fails_is_a_refusal_of_the_output_and_the_next_run_completes_the_copy(
+    copies: Room, step: int, number: int
+) -> None:
+    for path in (copies.copy, copies.partial):
+        shutil.rmtree(path, ignore_errors=True)
+    left = [step]
+
+    def failing(real: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object, **named: object) -> object:
+            left[0] -= 1
+            if left[0] == 0:
+                raise OSError(number, os.strerror(number))
+            return real(*arguments, **named)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in _STEPS:
+            patch.setattr(os, name, failing(getattr(os, name)))
+        refused: OutputFailed | None = None
+        try:
+            copies.run()
+        except OutputFailed as error:
+            refused = error
+    assert (refused is not None) == (left[0] <= 0)
+    if refused is not None:
+        assert refused.code == "copy.output"
+        assert refused.found.endswith(os.strerror(number).lower())
+    copies.run()
+    copies.check()
 
 
 def test_the_steps_of_a_whole_run_are_within_those_that_it_is_killed_at(

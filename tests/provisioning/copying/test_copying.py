@@ -337,6 +337,69 @@ def test_a_failed_sync_is_a_failed_write(copies: Room, monkeypatch: pytest.Monke
     assert not copies.copy.exists()
 
 
+def test_a_file_system_that_cannot_sync_directories_is_taken(copies: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.fsync
+
+    def sync(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").is_dir():
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    copies.run()
+    copies.check()
+
+
+def test_a_file_system_without_locks_is_taken_and_another_refusal_is_one(
+    copies: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without(number: int) -> Callable[..., None]:
+        def lock(*_: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        return lock
+
+    monkeypatch.setattr("fcntl.flock", without(errno.EIO))
+    assert code_of(copies.run) == ("copy.output", 74)
+    monkeypatch.setattr("fcntl.flock", without(errno.ENOLCK))
+    copies.run()
+    copies.check()
+
+
+@pytest.mark.parametrize(("name", "code"), [(".seal", "copy.medium"), (TABLE_NAME, "copy.output")])
+def test_bytes_that_the_destination_does_not_give_back_are_a_refusal(
+    copies: Room, monkeypatch: pytest.MonkeyPatch, name: str, code: str
+) -> None:
+    real = os.preadv
+
+    def fail(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if path.parent == copies.partial and path.name.endswith(name):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(descriptor, buffers, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", fail)
+        error = refusal(copies.run)
+    assert (error.code, error.exit_status) == (code, 74)
+    assert "input/output error" in error.found
+    copies.run()
+    copies.check()
+
+
+def test_a_slow_medium_is_synced_after_fewer_bytes(copies: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partial_module, "_SYNC_SECONDS", -1.0)
+    monkeypatch.setattr(partial_module, "DIGEST_BLOCK", 2 * BLOCK)
+    monkeypatch.setattr(partial_module, "PIECE", BLOCK // 4)
+    syncs: list[int] = []
+    real = os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: (syncs.append(descriptor), real(descriptor))[1])
+    copies.run()
+    copies.check()
+    total = sum(size for _, size in copies.files())
+    assert len(syncs) > total // (BLOCK // 4) * 0.9
+
+
 def test_a_file_beyond_the_bound_of_fat_is_refused_before_anything_is_written(
     copies: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
