@@ -21,7 +21,7 @@ import torch
 
 from appliance import placement
 from appliance.account import Account
-from appliance.devicecipher.choice import FIRST_COUNTER, Choice, Counter, choose
+from appliance.devicecipher.choice import FIRST_COUNTER, Choice, Counter
 from appliance.devicecipher.schedule import PLANE_BYTES, PLANE_WORDS, write_planes
 from appliance.errors import ConfigError, DeviceFault
 from appliance.placement import Target
@@ -40,18 +40,16 @@ class DeviceWay:
     Args:
         key: the bundle key; it is read here and not kept.
         slot: where; its memory must not be the host's.
+        choice: the form of the cipher, which passed its test on that device.
         manifest: of the bundle.
         table: of the bundle.
         descriptors: for each section to be opened, the digest of what lies in it.
         account: where authentic segments are noted.
         targets: of every stream, in order of their bytes.
 
-    Attributes:
-        form: the form of the cipher that the device runs.
-
     Raises:
         ConfigError: ``loading.open_on`` when the slot's memory is host memory.
-        DeviceFault: ``cipher.selftest``, ``slot.memory``; at the end of the ``with`` block ``cipher.wipe``.
+        DeviceFault: ``slot.memory``; at the end of the ``with`` block ``cipher.wipe``.
     """
 
     def __init__(
@@ -59,6 +57,7 @@ class DeviceWay:
         key: memoryview,
         *,
         slot: Slot,
+        choice: Choice,
         manifest: SignedManifest,
         table: Table,
         descriptors: Mapping[Section, bytes],
@@ -71,8 +70,7 @@ class DeviceWay:
         self._size = manifest.segment_size
         self._account = account
         self._targets = {stream: tuple(listed) for stream, listed in targets.items()}
-        self._choice: Choice = choose(slot)
-        self.form = self._choice.form
+        self._choice = choice
         self._counters: dict[Lane, Counter] = {}
         self._lock = threading.Lock()
         self._authenticators: dict[int, SectionAuthenticator] = {}

@@ -21,6 +21,7 @@ from appliance import budget, pages, placement
 from appliance._seal import MINT
 from appliance.account import Account
 from appliance.budget import READ_BYTES, Budget
+from appliance.devicecipher.choice import Choosing
 from appliance.deviceopen import DeviceWay, check_choice
 from appliance.engine.model import Decoder
 from appliance.errors import ConfigError
@@ -118,6 +119,8 @@ class SealedLoader:
         self._open_on = open_on
         _check_rank(rank, world, bundle.manifest.tiles)
         check_choice(open_on, slot)
+        # The device's cipher may have to be compiled, while the catalog is opened and the model is built.
+        self._choosing = Choosing(slot) if open_on == "device" else None
         self._budget = budget.for_slot(Budget(ring_bytes, reader_threads, opener_threads), slot, ranks=world)
         self._ring = Ring(slot, ring_bytes=self._budget.ring_bytes, cell_bytes=self._cell_bytes())
 
@@ -222,7 +225,7 @@ class SealedLoader:
         descriptors = {section: layout.descriptor_digest(section, size) for section in sections}
         account = Account(self._manifest.geometry.segments)
         begin = self._clock.monotonic()
-        with self._reader(targets) as reader, self._way(descriptors, account, reader, targets) as way:
+        with self._reader(targets) as reader, self._way(descriptors, account, reader, targets, report) as way:
             Pipeline(
                 ring=self._ring,
                 slot=self._slot,
@@ -272,13 +275,17 @@ class SealedLoader:
         account: Account,
         reader: Reader,
         targets: Mapping[int, tuple[placement.Target, ...]],
+        report: Report,
     ) -> Way:
         """Choose how runs are opened on this slot."""
-        if self._open_on == "device":
+        if self._choosing is not None:
+            total = sum(section.segments for section in descriptors) * self._manifest.segment_size
+            choice = self._choosing.wait(lambda: report(0, total))
             with self._grant.bundle_key() as key:
                 return DeviceWay(
                     key,
                     slot=self._slot,
+                    choice=choice,
                     manifest=self._manifest,
                     table=self._bundle.table,
                     descriptors=descriptors,

@@ -6,6 +6,7 @@ chosen form encrypts known blocks on the device, and the result is compared with
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
@@ -27,6 +28,8 @@ FIRST_COUNTER: Final = 2
 # Of the self-test: two segments of as many bytes, more than one program of the kernel each.
 _TEST_SEGMENT: Final = 160 * GRAIN
 _TEST_FIRST: Final = 0x01FE
+# How often the caller of a choice under way is told that it still is, seconds.
+_TICK: Final = 0.02
 
 Form = Literal["triton", "torch"]
 
@@ -68,6 +71,45 @@ def choose(slot: Slot) -> Choice:
     make = _plain(slot)
     self_test(slot, make(_TEST_SEGMENT), "torch")
     return Choice("torch", make)
+
+
+class Choosing:
+    """A choice under way on a thread of its own: what compiles for seconds must not keep its caller from hearing.
+
+    It uses public test values only, so it may be left behind when its caller gives up.
+
+    Args:
+        slot: as for :func:`choose`.
+    """
+
+    def __init__(self, slot: Slot) -> None:
+        self._over = threading.Event()
+        self._choice: Choice | None = None
+        self._error: BaseException | None = None
+        threading.Thread(target=self._run, args=(slot,), daemon=True).start()
+
+    def _run(self, slot: Slot) -> None:
+        try:
+            self._choice = choose(slot)
+        except BaseException as error:  # noqa: BLE001  # carried over to the thread that waits, which raises it
+            self._error = error
+        finally:
+            self._over.set()
+
+    def wait(self, on_tick: Callable[[], None]) -> Choice:
+        """Give the choice once it is made.
+
+        Args:
+            on_tick: called many times a second until then; an error that it raises ends the waiting.
+
+        Raises:
+            DeviceFault: as :func:`choose`.
+        """
+        while not self._over.wait(_TICK):
+            on_tick()
+        if self._choice is None:
+            raise self._error or RuntimeError("no form was chosen")
+        return self._choice
 
 
 def _kernel(slot: Slot) -> Choice | None:

@@ -278,17 +278,19 @@ class KernelCounter:
             raise ValueError(f"{data.numel()} bytes in segments of {segment_bytes}")
         blocks = segment_bytes // 16
         programs = triton.cdiv(blocks, 8 * _WIDTH)
-        counter_mode[(data.numel() // segment_bytes * programs,)](
-            data.view(torch.int32),
-            planes,
-            _signed(first),
-            _signed(counter),
-            blocks,
-            programs,
-            width=_WIDTH,
-            rounds=ROUNDS,
-            num_warps=_WIDTH // 32,
-        )
+        # Triton launches on the thread's own device, which need not be that of the data.
+        with torch.cuda.device_of(data):  # type: ignore[no-untyped-call]  # torch gives it no annotation
+            counter_mode[(data.numel() // segment_bytes * programs,)](
+                data.view(torch.int32),
+                planes,
+                _signed(first),
+                _signed(counter),
+                blocks,
+                programs,
+                width=_WIDTH,
+                rounds=ROUNDS,
+                num_warps=_WIDTH // 32,
+            )
 
     def secret_blocks(self) -> tuple[torch.Tensor, ...]:
         """Give nothing: the state is in registers."""

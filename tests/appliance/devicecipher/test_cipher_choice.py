@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -12,6 +13,7 @@ import torch
 from appliance.devicecipher import choice
 from appliance.devicecipher.plain import PlainCounter, scratch_words
 from appliance.errors import DeviceFault
+from appliance.slot import Slot
 from appliance.slot_cpu import CpuSlot
 from appliance.slot_cuda import CudaSlot
 from tests.sim.cuda import LazyCuda
@@ -97,6 +99,37 @@ def test_one_wrong_byte_of_the_torch_form_is_a_fault(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(PlainCounter, "apply", wrong)
     with pytest.raises(DeviceFault) as caught:
         choice.choose(CpuSlot())
+    assert caught.value.code == "cipher.selftest"
+
+
+def test_a_choice_under_way_tells_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = threading.Event()
+    right = choice.choose
+
+    def slow(slot: Slot) -> choice.Choice:
+        assert told.wait(30)
+        return right(slot)
+
+    monkeypatch.setattr(choice, "choose", slow)
+    assert choice.Choosing(CpuSlot()).wait(told.set).form == "torch"
+
+
+def test_a_choice_under_way_is_left_when_its_caller_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(choice, "choose", lambda _: never.wait(30))
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        choice.Choosing(CpuSlot()).wait(stop)
+    never.set()
+
+
+def test_a_choice_that_failed_raises_its_error_where_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PlainCounter, "apply", lambda *_, **__: None)
+    with pytest.raises(DeviceFault) as caught:
+        choice.Choosing(CpuSlot()).wait(lambda: None)
     assert caught.value.code == "cipher.selftest"
 
 
