@@ -13,8 +13,9 @@ from appliance.slot import Slot
 
 # Reads past the page cache of one MiB reach two thirds of what reads of four do (docs/adr/0015-fast-sealed-loading.md).
 READ_BYTES = 4 << 20
-# Several reads under way keep a disk's queue filled; more of them gained nothing.
-_READERS = 4
+# So many reads under way keep a disk's queue filled; those of a cell for a GPU are longer.
+_READERS_TO_MEMORY = 8
+_READERS_TO_DEVICE = 2
 # Openers beyond these only wait: for the memory of a host device, for the link to another one.
 _MOST_TO_MEMORY = 8
 _MOST_TO_DEVICE = 4
@@ -64,7 +65,7 @@ def decide(asked: Budget, machine: Machine, *, copy_bytes: int, in_host_memory: 
         copy_bytes: what one copy to the device should bring.
         in_host_memory: the device is host memory: the ring is locked by this process and not by a driver.
     """
-    readers = asked.readers or _READERS
+    readers = asked.readers or (_READERS_TO_MEMORY if in_host_memory else _READERS_TO_DEVICE)
     most = _MOST_TO_MEMORY if in_host_memory else _MOST_TO_DEVICE
     openers = asked.openers or max(1, min(most, machine.cores // machine.ranks))
     if asked.ring_bytes:

@@ -38,6 +38,7 @@ from attestation.clock import Clock, SystemClock
 from provisioning import shares
 from provisioning.bundle import Bundle
 from provisioning.catalog import MAX_FILES_BYTES, MAX_HEADER_BYTES, Catalog
+from provisioning.collector import resting
 from provisioning.errors import BundleDamaged
 from provisioning.geometry import CATALOG_STREAM, Section
 from provisioning.grant import Grant
@@ -127,8 +128,8 @@ class SealedLoader:
     def _cell_bytes(self) -> int:
         """Choose how much is read and copied at once: whole segments, and cells enough to keep all threads busy."""
         size = self._manifest.segment_size
-        # Each reader fills one cell, each opener holds one and may have one more under way to the device.
-        share = self._budget.ring_bytes // (self._budget.readers + 2 * self._budget.openers) - pages.PAGE
+        # Each reader fills one cell, and each opener holds one.
+        share = self._budget.ring_bytes // (self._budget.readers + self._budget.openers) - pages.PAGE
         return max(1, min(max(READ_BYTES, self._slot.copy_bytes), share) // size) * size
 
     @property
@@ -178,8 +179,10 @@ class SealedLoader:
                     cell.wipe()
             account.settle(sections)
             return Catalog.decode(plain, geometry=geometry)
-        finally:
+        except BaseException:
             self._ring.wipe()
+            raise
+        finally:
             plain[:] = bytes(nbytes)
 
     def _open_whole(self, unsealer: Unsealer, run: Run, cell: Cell) -> None:
@@ -204,15 +207,17 @@ class SealedLoader:
             BundleDamaged: ``segment.tag``, ``bundle.*``, ``load.account``. All destinations are zeros then.
         """
         try:
-            return self._load(destinations, skip, on_progress)
+            # The collector would look at everything again and again while a load makes many small objects.
+            with resting():
+                return self._load(destinations, skip, on_progress)
         except BaseException:
             for tensor in destinations.values():
                 # A device that has failed must not keep the rest, or the ring, from being overwritten.
                 with contextlib.suppress(RuntimeError):
                     tensor.zero_()
+            self._ring.wipe()
             raise
         finally:
-            self._ring.wipe()
             self.close()
 
     def _load(self, destinations: Mapping[str, torch.Tensor], skip: Callable[[str], bool], report: Report) -> Loaded:

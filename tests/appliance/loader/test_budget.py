@@ -36,11 +36,13 @@ def test_a_gpu_is_fed_by_few_openers() -> None:
 
 def test_the_ring_holds_a_read_for_every_thread() -> None:
     chosen = cpu(OPEN, Machine(2, 1, None))
-    assert chosen == Budget(8 * (4 * MIB + pages.PAGE), 4, 2)
+    assert chosen == Budget(12 * (4 * MIB + pages.PAGE), 8, 2)
 
 
 def test_the_ring_of_a_gpu_is_a_power_of_two_with_large_copies() -> None:
-    assert gpu(OPEN, Machine(64, 1, 8 * MIB)).ring_bytes == 256 * MIB
+    chosen = gpu(OPEN, Machine(64, 1, 8 * MIB))
+    assert chosen == Budget(256 * MIB, 2, 4)
+    assert chosen.ring_bytes // (chosen.readers + chosen.openers) > 32 * MIB + pages.PAGE
 
 
 def test_the_ring_of_a_cpu_is_what_may_be_locked() -> None:
