@@ -36,8 +36,9 @@ def judge(findings: Findings) -> Verdict:
         return Verdict(
             "loader",
             f"no stage alone: the {state} load reached {_gb(reached)} where the slowest stage, {_NAMES[slowest]}, "
-            f"gives {_gb(rate)}; other work on this machine, too few threads (loading.readers = {findings.readers}, "
-            f"loading.openers = {findings.openers}) or too small a ring (loading.ring_mib) would explain it",
+            f"gives {_gb(rate)}; other work on this machine, a model too small to tell (--gb), too few threads "
+            f"(loading.readers = {findings.readers}, loading.openers = {findings.openers}) or too small a ring "
+            "(loading.ring_mib) would explain it",
         )
     until = f" until {_NAMES[faster[0][0]]} at {_gb(faster[0][1])}" if faster else ""
     return Verdict(
