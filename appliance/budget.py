@@ -15,12 +15,12 @@ from appliance.slot import Slot
 READ_BYTES = 4 << 20
 # So many reads under way keep a disk's queue filled; those of a cell for a GPU are longer.
 _READERS_TO_MEMORY = 8
-_READERS_TO_DEVICE = 2
+_READERS_TO_DEVICE = 4
 # Openers beyond these only wait: for the memory of a host device, for the link to another one.
 _MOST_TO_MEMORY = 8
 _MOST_TO_DEVICE = 4
 # torch rounds pinned memory up to a power of two.
-_MOST_RING = 256 << 20
+_MOST_RING = 512 << 20
 _LEAST_RING = 4 << 20
 # Keys, the catalog's cell and the rest of the process lock memory too.
 _RESERVE = 2 << 20
@@ -70,12 +70,24 @@ def decide(asked: Budget, machine: Machine, *, copy_bytes: int, in_host_memory: 
     openers = asked.openers or max(1, min(most, machine.cores // machine.ranks))
     if asked.ring_bytes:
         return Budget(asked.ring_bytes, readers, openers)
-    # Each reader fills one cell, each opener holds one and may have one more under way to the device.
     wanted = (readers + 2 * openers) * (max(READ_BYTES, copy_bytes) + pages.PAGE)
     if not in_host_memory:
         return Budget(min(_MOST_RING, 1 << (wanted - 1).bit_length()), readers, openers)
     room = _MOST_RING if machine.lockable is None else machine.lockable - _RESERVE
     return Budget(max(_LEAST_RING, min(wanted, room)), readers, openers)
+
+
+def cell_bytes(budget: Budget, *, segment: int, copy_bytes: int) -> int:
+    """Give how much is read, and mostly copied, at once: whole segments, and cells enough to keep all threads busy.
+
+    Args:
+        budget: nothing in it is 0.
+        segment: bytes of a segment of the bundle.
+        copy_bytes: what one copy to the device should bring.
+    """
+    # Each reader fills one cell, each opener holds one and may have one more under way to the device.
+    share = budget.ring_bytes // (budget.readers + 2 * budget.openers) - pages.PAGE
+    return max(1, min(max(READ_BYTES, copy_bytes), share) // segment) * segment
 
 
 def for_slot(asked: Budget, slot: Slot, *, ranks: int) -> Budget:

@@ -17,10 +17,10 @@ from functools import partial
 
 import torch
 
-from appliance import budget, pages, placement
+from appliance import budget, placement
 from appliance._seal import MINT
 from appliance.account import Account
-from appliance.budget import READ_BYTES, Budget
+from appliance.budget import Budget, cell_bytes
 from appliance.devicecipher.choice import Choosing
 from appliance.deviceopen import DeviceWay, check_choice
 from appliance.engine.model import Decoder
@@ -123,14 +123,8 @@ class SealedLoader:
         # The device's cipher may have to be compiled, while the catalog is opened and the model is built.
         self._choosing = Choosing(slot) if open_on == "device" else None
         self._budget = budget.for_slot(Budget(ring_bytes, reader_threads, opener_threads), slot, ranks=world)
-        self._ring = Ring(slot, ring_bytes=self._budget.ring_bytes, cell_bytes=self._cell_bytes())
-
-    def _cell_bytes(self) -> int:
-        """Choose how much is read and copied at once: whole segments, and cells enough to keep all threads busy."""
-        size = self._manifest.segment_size
-        # Each reader fills one cell, and each opener holds one.
-        share = self._budget.ring_bytes // (self._budget.readers + self._budget.openers) - pages.PAGE
-        return max(1, min(max(READ_BYTES, self._slot.copy_bytes), share) // size) * size
+        cell = cell_bytes(self._budget, segment=bundle.manifest.segment_size, copy_bytes=slot.copy_bytes)
+        self._ring = Ring(slot, ring_bytes=self._budget.ring_bytes, cell_bytes=cell)
 
     @property
     def plaintext(self) -> Tally:

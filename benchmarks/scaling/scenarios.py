@@ -18,7 +18,7 @@ from enum import Enum
 from functools import cache
 
 from appliance import pages
-from appliance.budget import Budget, Machine, decide
+from appliance.budget import Budget, Machine, cell_bytes, decide
 from benchmarks.scaling.inputs import MIB, value
 from benchmarks.scaling.pipeline import Delivery, Outcome, Plan, Pools, Step, simulate
 
@@ -119,8 +119,7 @@ def _budget(scenario: Scenario) -> tuple[Budget, int]:
     threads = chosen.readers + 2 * chosen.openers
     if scenario.copy_bytes:
         return replace(chosen, ring_bytes=threads * (scenario.copy_bytes + pages.PAGE)), scenario.copy_bytes
-    share = min(_COPY, chosen.ring_bytes // threads - pages.PAGE)
-    return chosen, share // MIB * MIB
+    return chosen, cell_bytes(chosen, segment=MIB, copy_bytes=_COPY)
 
 
 def plan(scenario: Scenario) -> tuple[Plan, Pools]:

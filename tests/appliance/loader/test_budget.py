@@ -41,8 +41,8 @@ def test_the_ring_holds_a_read_for_every_thread() -> None:
 
 def test_the_ring_of_a_gpu_is_a_power_of_two_with_large_copies() -> None:
     chosen = gpu(OPEN, Machine(64, 1, 8 * MIB))
-    assert chosen == Budget(256 * MIB, 2, 4)
-    assert chosen.ring_bytes // (chosen.readers + chosen.openers) > 32 * MIB + pages.PAGE
+    assert chosen == Budget(512 * MIB, 4, 4)
+    assert budget.cell_bytes(chosen, segment=MIB, copy_bytes=32 * MIB) == 32 * MIB
 
 
 def test_the_ring_of_a_cpu_is_what_may_be_locked() -> None:
@@ -71,3 +71,20 @@ def test_a_process_that_may_lock_beyond_the_limit_has_none(monkeypatch: pytest.M
     assert pages.lockable() is None
     monkeypatch.setattr(pages, "_capabilities", lambda: 0)
     assert pages.lockable() == 8 * MIB
+
+
+@pytest.mark.parametrize(
+    ("asked", "copy", "cell"),
+    [
+        (Budget(12 * (4 * MIB + pages.PAGE), 8, 2), MIB, 4 * MIB),
+        (Budget(6 * MIB, 8, 2), MIB, MIB),
+        (Budget(512 * MIB, 4, 4), 32 * MIB, 32 * MIB),
+        (Budget(64 * MIB, 2, 3), 32 * MIB, 7 * MIB),
+    ],
+)
+def test_a_cell_is_whole_segments_and_there_is_one_for_every_thread(asked: Budget, copy: int, cell: int) -> None:
+    assert budget.cell_bytes(asked, segment=MIB, copy_bytes=copy) == cell
+
+
+def test_a_ring_for_less_than_all_threads_has_cells_of_one_segment() -> None:
+    assert budget.cell_bytes(Budget(9 * MIB, 8, 2), segment=4 * MIB, copy_bytes=MIB) == 4 * MIB

@@ -382,7 +382,7 @@ def test_runs_hold_several_segments_where_the_device_wants_large_copies(sealed: 
     made = destinations(slot, weights)
     with sealed.open() as bundle:
         loader = sealed.loader(bundle, slot, ring_bytes=48 * SEGMENT, readers=2, openers=2)
-        assert loader._ring.cell_bytes == 11 * SEGMENT
+        assert loader._ring.cell_bytes == 7 * SEGMENT
         with loader._reader([2, 3]) as reader:
             assert any(run.count > 1 for run in loader._plan([2, 3], reader))
         loader.load(made, skip=keep_all, on_progress=nothing)
