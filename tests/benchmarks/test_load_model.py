@@ -49,6 +49,14 @@ def result(*, warm: float, cold: float) -> dict[str, Any]:
     }
 
 
+def newest() -> measured.Measured:
+    """Read the newest result; a file from before schema 2 has nothing to hold the model against."""
+    path = measured.newest()
+    if "schema" not in json.loads(path.read_text(encoding="utf-8")):
+        pytest.skip("the newest result is older than what the model reads; make bench writes a new one")
+    return measured.read(path)
+
+
 def run(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(sys, "argv", ["load_model.py", *arguments])
     return load_model.main()
@@ -60,14 +68,14 @@ def write(path: Path, content: dict[str, Any]) -> Path:
 
 
 def test_reproduces_the_newest_measured_load_within_15_percent() -> None:
-    found = measured.compare(measured.read(measured.newest()))
+    found = measured.compare(newest())
     assert [one.state for one in found] == ["warm", "cold"]
     for one in found:
         assert abs(one.modelled / one.measured - 1) <= 0.15, f"{one}: {one.error:+.1%}"
 
 
 def test_costs_that_the_predictions_use_are_of_the_order_of_the_newest_measured_ones() -> None:
-    stages = measured.read(measured.newest()).stages
+    stages = newest().stages
     for name, cost in {
         "read": stages.read_direct,
         "wipe": stages.wipe,

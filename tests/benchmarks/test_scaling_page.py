@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,10 @@ def test_table_of_the_page_is_what_the_simulation_gives(name: str, page: str) ->
 
 
 def test_comparison_of_the_page_is_that_with_the_newest_result(page: str) -> None:
-    subject = measured.read(measured.newest())
+    path = measured.newest()
+    if "schema" not in json.loads(path.read_text(encoding="utf-8")):
+        pytest.skip("the newest result is older than what the model reads; make bench writes a new one")
+    subject = measured.read(path)
     assert shown(page, "comparison") == tables.comparison(subject, measured.compare(subject)), AGAIN
 
 
