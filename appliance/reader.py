@@ -41,11 +41,14 @@ def cached_share(descriptor: int, size: int) -> float:
         return 1.0
     window = _WINDOW_PAGES * pages.PAGE
     step = max(window, size // _WINDOWS // pages.PAGE * pages.PAGE)
+    starts = range(0, size, step)
+    if not _is_told(descriptor):
+        return sum(_reads_at_once(descriptor, start) for start in starts) / len(starts)
     seen = cached = 0
     with mmap.mmap(descriptor, size, prot=mmap.PROT_READ) as view:
         # numpy gives the address of a read-only mapping; a writable private one would count as memory to be had.
         start = np.frombuffer(view, np.uint8).ctypes.data
-        for offset in range(0, size, step):
+        for offset in starts:
             count = -(-min(window, size - offset) // pages.PAGE)
             residency = (ctypes.c_ubyte * count)()
             if _libc.mincore(start + offset, count * pages.PAGE, residency) != 0:
@@ -53,6 +56,21 @@ def cached_share(descriptor: int, size: int) -> float:
             seen += count
             cached += sum(page & 1 for page in residency)
     return cached / seen
+
+
+def _is_told(descriptor: int) -> bool:
+    """Say whether mincore(2) answers truly: of files that one neither owns nor may write it says that all is cached."""
+    return os.fstat(descriptor).st_uid == os.geteuid() or os.access(f"/proc/self/fd/{descriptor}", os.W_OK)
+
+
+def _reads_at_once(descriptor: int, offset: int) -> bool:
+    """Say whether a page can be read without waiting for a medium."""
+    try:
+        return os.preadv(descriptor, [bytearray(pages.PAGE)], offset, os.RWF_NOWAIT) > 0
+    except BlockingIOError:
+        return False
+    except OSError:  # the file system has no such reads
+        return True
 
 
 def _direct(descriptor: int) -> int | None:

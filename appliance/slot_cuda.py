@@ -115,7 +115,8 @@ class TorchCuda:
         self._device = torch.device("cuda", ordinal)
         torch.cuda.set_device(self._device)
         # Before any staging memory is allocated: it comes from the node of the core that first touches it.
-        numa.bind_near(_pci_address(ordinal))
+        if (address := _pci_address(torch.cuda.get_device_properties(ordinal))) is not None:
+            numa.bind_near(address)
 
     @property
     def device(self) -> torch.device:
@@ -150,10 +151,14 @@ class TorchCuda:
         torch.cuda.synchronize(self._device)
 
 
-def _pci_address(ordinal: int) -> str:
-    """Give a device's address as sysfs writes it; a GPU is function 0."""
-    found = torch.cuda.get_device_properties(ordinal)
-    return f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
+def _pci_address(properties: object) -> str | None:
+    """Give a device's address as sysfs writes it; None where this torch does not say. A GPU is function 0."""
+    # torch's annotations leave these out.
+    numbers = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    if not all(isinstance(number, int) for number in numbers):
+        return None
+    domain, bus, device = numbers
+    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
 
 
 class _CudaLane:

@@ -39,6 +39,33 @@ def test_tells_a_cached_file_from_one_that_is_not(file: int) -> None:
     assert cached_share(file, SIZE) == 0.0
 
 
+@pytest.mark.skipif(Path("/dev/shm").stat().st_dev == Path("/tmp").stat().st_dev, reason="memory is never cold")
+def test_tells_them_apart_also_where_the_kernel_does_not_say(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_is_told", lambda _: False)
+    os.pread(file, SIZE, 0)
+    assert cached_share(file, SIZE) == 1.0
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    assert cached_share(file, SIZE) < 0.5
+
+
+def test_a_file_system_that_cannot_read_without_waiting_counts_as_cached(
+    file: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(module, "_is_told", lambda _: False)
+    monkeypatch.setattr(module.os, "preadv", refuse)
+    assert cached_share(file, SIZE) == 1.0
+
+
+def test_the_kernel_tells_owners_and_writers(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert module._is_told(file)
+    monkeypatch.setattr(module.os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr(module.os, "access", lambda *_: False)
+    assert not module._is_told(file)
+
+
 def test_an_empty_file_counts_as_cached(tmp_path: Path) -> None:
     path = tmp_path / "empty"
     path.touch()

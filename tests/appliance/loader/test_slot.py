@@ -7,6 +7,7 @@ import mmap
 import re
 import resource
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from appliance import pages
 from appliance.errors import ConfigError, DeviceFault
 from appliance.slot import count_nonzero_bytes, fill_zero, open_slot
 from appliance.slot_cpu import CpuSlot
-from appliance.slot_cuda import CudaSlot, TorchCuda
+from appliance.slot_cuda import CudaSlot, TorchCuda, _pci_address
 from tests.sim.cuda import LazyCuda
 
 
@@ -214,3 +215,9 @@ def test_host_pages_are_never_registered_with_a_device() -> None:
     assert len(sources) > 50
     named = [path.name for path in sources if re.search(r"(cuda|cuMem|hip)HostRegister|cudart\(\)", path.read_text())]
     assert named == []
+
+
+def test_a_device_is_found_in_sysfs_by_its_address() -> None:
+    named = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=2)
+    assert _pci_address(named) == "0000:3b:02.0"
+    assert _pci_address(SimpleNamespace(pci_bus_id=1)) is None
