@@ -43,6 +43,22 @@ def test_the_agent_killed_during_load_leaves_nothing(larger: House, opened: floa
         assert "agent.recovered" in larger.journal()
 
 
+def test_a_rank_killed_during_load_stops_the_load_and_is_named(larger: House) -> None:
+    with larger.agent() as agent:
+        grant = larger.grant()
+        command = [sys.executable, "-m", "appliance.cli", "--config", str(larger.config), "grant", str(grant)]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as loading:
+            wait_until(lambda: _part_opened(larger) >= 0)
+            os.kill(_status(larger)["processes"]["rank 0"], signal.SIGKILL)
+            _, told = loading.communicate(timeout=60)
+            assert loading.returncode != 0
+        assert agent.wait(60) == 9
+    assert b"the process of cpu is gone" in told
+    assert "load.done" not in larger.journal()
+    assert larger.journal()[-1] == "zeroize.incomplete"
+    search_everything(larger)
+
+
 def _status(house: House) -> dict[str, Any]:
     """Ask without starting a program, which would take longer than the load."""
     (answer,) = ask(house.root / "run" / "control.sock", "status")
