@@ -19,7 +19,7 @@ Everything is written under ``build/bench``, which is removed at the end. Result
      "probes": {"raw_read_gb_s": [{"block_bytes": 4194304, "threads": 2, "gb_s": 1.4}, ...],
                 "aes_gcm_gb_s": {"1": 4.1, "2": 8.0},
                 "copy_gb_s": [{"copy_bytes": 1048576, "gb_s": 5.0}, ...]},
-     "stages": {"open_mapped": 0.2, ...: members of benchmarks.scaling.stages.Stages, for benchmarks/load_model.py},
+     "stages": {"median": {...}, "rounds": [{...}]}, members of benchmarks.scaling.stages.Stages,
      "warm": {"ours": {"label": "...", "own": false, "encrypted": true, "version": "",
                        "gb_s": {"median": 0, "best": 0, "rounds": [0, 0]}, "gb_per_cpu_s": 0, "user_s": 0, "sys_s": 0,
                        "memory": {"anonymous_bytes": 0, "mapped_bytes": 0, "peak_growth_bytes": 0},

@@ -179,8 +179,9 @@ class Session:
                     continue
                 self._runs[state].setdefault(name, []).append(run)
                 self._tell(f"  {name} {state}: {bench.model.nbytes / run.wall_s / 1e9:.2f} GB/s")
-        if "ours" in names and len(states) > 1 and self._settings.gb >= _STAGES_GB:
-            self._stages.append(stages.measure_apart(self._work / "bundle", threads=self._settings.openers))
+            if name == "ours" and name not in self._absent and len(states) > 1 and self._settings.gb >= _STAGES_GB:
+                # Beside our runs, so that what else the machine does is the same for both.
+                self._stages.append(stages.measure_apart(self._work / "bundle", threads=self._settings.openers))
         self._tell(f"round {number + 1} of {self._settings.rounds}: {time.monotonic() - begin:.0f} s")
 
     def _drop(self, name: str, reason: str) -> None:
@@ -214,7 +215,7 @@ class Session:
             },
             "model": {"bytes": model.nbytes, "tensors": len(model.shapes), "files": model.files},
             "probes": probes,
-            **({"stages": stages.median(self._stages)} if self._stages else {}),
+            **({"stages": {"median": stages.median(self._stages), "rounds": self._stages}} if self._stages else {}),
             **tables,
             "aims": aims(tables.get("warm", {}), tables.get("cold", {}), settings.ring_bytes),
         }

@@ -1,16 +1,18 @@
 """The measured load, put together from its measured steps: the model must get this right before it predicts.
 
-What goes in: costs of the steps (``stages`` of the result, measured alone), the raw direct read and the cores that busy
-threads got (both measured in the same rounds), how much of the model has to pass through a cell (computed from the
-shapes), and the time before the first segment. What comes out is compared with the measured rate of our loader, which
-goes in nowhere.
+What goes in: costs of the steps and the cores that busy threads got (``stages`` of the result, measured alone beside
+our runs of each round), the raw direct read of the same round, how much of the model has to pass through a cell
+(computed from the shapes), and the time before the first segment. What comes out is compared with the measured rate
+of our loader, which goes in nowhere.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,13 +20,14 @@ from appliance import pages
 from appliance.budget import READ_BYTES, Budget, Machine, decide
 from appliance.probe import model
 from benchmarks.scaling.inputs import GB, MIB
-from benchmarks.scaling.pipeline import Plan, Pools, Step, simulate
+from benchmarks.scaling.pipeline import Outcome, Plan, Pools, Step, simulate
 from benchmarks.scaling.stages import Stages
 from provisioning.layout import Layout, Piece, TensorSpec
 
 RESULTS: Final = Path(__file__).resolve().parents[1] / "results"
 TOLERANCE: Final = 0.15
 TILES: Final = 8
+STATES: Final = ("warm", "cold")
 
 
 class Unusable(Exception):
@@ -41,11 +44,10 @@ class Measured:
         nbytes: of the model.
         gigabytes: its size as it was asked for, from which its shapes follow.
         readers, openers, cells, run_bytes: of our loader.
-        stages: costs of the steps.
-        cores: cores that as many busy threads as there are openers got.
-        disk: bytes per second of raw direct reads.
-        setup_s: seconds of our loader outside of its pipeline, by state.
-        ours: measured bytes per second of our loader by state, ``warm`` and ``cold``.
+        stages: costs of the steps, by round, and the cores that as many busy threads as there are openers got.
+        disk: bytes per second of raw direct reads, by round.
+        setup_s: seconds of our loader outside of its pipeline, by state; medians.
+        ours: measured bytes per second of our loader by state, ``warm`` and ``cold``, and round.
     """
 
     name: str
@@ -56,11 +58,10 @@ class Measured:
     openers: int
     cells: int
     run_bytes: int
-    stages: Stages
-    cores: float
-    disk: float
+    stages: tuple[Stages, ...]
+    disk: tuple[float, ...]
     setup_s: Mapping[str, float]
-    ours: Mapping[str, float]
+    ours: Mapping[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +70,20 @@ class Comparison:
 
     Attributes:
         state: ``warm`` or ``cold``.
-        measured: by the benchmark.
-        modelled: by the simulation.
-        limit: what holds the simulated load up.
+        measured: by the benchmark, by round.
+        modelled: by the simulation, from what was measured in the same round.
+        limit: what holds the simulated load up, in the last round.
     """
 
     state: str
-    measured: float
-    modelled: float
+    measured: tuple[float, ...]
+    modelled: tuple[float, ...]
     limit: str
 
     @property
     def error(self) -> float:
-        """How far the model is off, as a share of what was measured; above 0 it is too fast."""
-        return self.modelled / self.measured - 1
+        """How far the model is off, as a share of what was measured, median of the rounds; above 0 it is too fast."""
+        return statistics.median(ours / true for ours, true in zip(self.modelled, self.measured, strict=True)) - 1
 
     @property
     def holds(self) -> bool:
@@ -116,9 +117,7 @@ def read(path: Path) -> Measured:
 
 
 def _read(name: str, result: Mapping[str, Any]) -> Measured:
-    settings, warm, cold = result["settings"], result["warm"], result["cold"]
-    stages = Stages(**result["stages"])
-    aes = warm["aes"]
+    settings = result["settings"]
     asked = Budget(settings["ring_bytes"], settings["readers"], settings["openers"])
     machine = Machine(cores=result["machine"]["cores"], ranks=1, lockable=None)
     chosen = decide(asked, machine, copy_bytes=READ_BYTES, in_host_memory=True)
@@ -134,14 +133,20 @@ def _read(name: str, result: Mapping[str, Any]) -> Measured:
         openers=chosen.openers,
         cells=max(1, chosen.ring_bytes // (run_bytes + pages.PAGE)),
         run_bytes=run_bytes,
-        stages=stages,
-        cores=min(float(result["machine"]["cores"]), aes["gb_s"]["median"] / aes["gb_per_cpu_s"]),
-        disk=cold["read_direct"]["gb_s"]["median"] * GB,
-        setup_s={state: result[state]["ours"]["detail"]["setup_s"] for state in ("warm", "cold")},
-        ours={state: result[state]["ours"]["gb_s"]["median"] * GB for state in ("warm", "cold")},
+        stages=tuple(Stages(**costs) for costs in _costs(result)),
+        disk=tuple(rate * GB for rate in result["cold"]["read_direct"]["gb_s"]["rounds"]),
+        setup_s={state: result[state]["ours"]["detail"]["setup_s"] for state in STATES},
+        ours={state: tuple(rate * GB for rate in result[state]["ours"]["gb_s"]["rounds"]) for state in STATES},
     )
 
 
+def _costs(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Give the costs of the steps by round; where only their medians are there, these for every round."""
+    stages = result["stages"]
+    return stages["rounds"] if "rounds" in stages else [stages] * result["settings"]["rounds"]
+
+
+@cache
 def staged_share(gigabytes: float, segment: int = MIB) -> tuple[float, float]:
     """Say how much of the benchmark's model cannot be opened into its destination directly.
 
@@ -170,10 +175,9 @@ def _in_rows(piece: Piece, layout: Layout) -> bool:
     return layout.tensors[piece.tensor_index].outer > 1
 
 
-def steps(measured: Measured) -> dict[str, tuple[tuple[Step, ...], tuple[Step, ...]]]:
+def steps(cost: Stages, gigabytes: float) -> dict[str, tuple[tuple[Step, ...], tuple[Step, ...]]]:
     """Give the steps of a reader and of an opener, warm and cold."""
-    cost = measured.stages
-    rows, edges = staged_share(measured.gigabytes)
+    rows, edges = staged_share(gigabytes)
     straight, staged = 1 - rows - edges, rows + edges
     placing = rows * cost.place_rows + edges * cost.copy
     python = cost.segment_s / MIB
@@ -199,19 +203,33 @@ def steps(measured: Measured) -> dict[str, tuple[tuple[Step, ...], tuple[Step, .
 
 
 def compare(measured: Measured) -> list[Comparison]:
-    """Hold the model against both measured states."""
-    found = []
-    for state, (reading, opening) in steps(measured).items():
-        plan = Plan(
-            nbytes=measured.nbytes,
-            run_bytes=measured.run_bytes,
-            readers=measured.readers if reading else 0,
-            openers=measured.openers,
-            cells=measured.cells,
-            read=reading,
-            open=opening,
-            setup=measured.setup_s[state],
+    """Hold the model against both measured states, round by round."""
+    rounds = range(min(len(measured.stages), len(measured.disk), *(len(found) for found in measured.ours.values())))
+    compared = []
+    for state in STATES:
+        outcomes = [_outcome(measured, state, number) for number in rounds]
+        compared.append(
+            Comparison(
+                state,
+                tuple(measured.ours[state][number] for number in rounds),
+                tuple(measured.nbytes / outcome.seconds for outcome in outcomes),
+                outcomes[-1].limit,
+            )
         )
-        outcome = simulate(plan, Pools(cores=measured.cores, disk=measured.disk if reading else float("inf")))
-        found.append(Comparison(state, measured.ours[state], measured.nbytes / outcome.seconds, outcome.limit))
-    return found
+    return compared
+
+
+def _outcome(measured: Measured, state: str, number: int) -> Outcome:
+    stages = measured.stages[number]
+    reading, opening = steps(stages, measured.gigabytes)[state]
+    plan = Plan(
+        nbytes=measured.nbytes,
+        run_bytes=measured.run_bytes,
+        readers=measured.readers if reading else 0,
+        openers=measured.openers,
+        cells=measured.cells,
+        read=reading,
+        open=opening,
+        setup=measured.setup_s[state],
+    )
+    return simulate(plan, Pools(cores=stages.cores, disk=measured.disk[number] if reading else float("inf")))

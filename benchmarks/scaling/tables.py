@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -250,16 +251,17 @@ def comparison(measured: Measured, found: Sequence[Comparison]) -> str:
     rows = (
         [
             {"warm": "warm page cache", "cold": "cold, past the cache"}[one.state],
-            f"{one.measured / GB:.2f}",
-            f"{one.modelled / GB:.2f}",
+            f"{statistics.median(one.measured) / GB:.2f}",
+            f"{statistics.median(one.modelled) / GB:.2f}",
             f"{one.error:+.0%}",
             LIMITS[one.limit],
         ]
         for one in found
     )
-    return f"From `{measured.name}` ({measured.cpu}, {measured.openers} openers):\n\n" + _table(
-        ["state", "measured, GB/s", "modelled, GB/s", "error", "limit"], rows
-    )
+    heads = ["state", "measured, GB/s", "modelled, GB/s", "error", "limit"]
+    rounds = len(found[0].measured)
+    source = f"`{measured.name}` ({measured.cpu}, {measured.openers} openers), medians of {rounds} rounds"
+    return f"From {source}:\n\n" + _table(heads, rows)
 
 
 PREDICTIONS: Final[dict[str, Callable[[], str]]] = {
