@@ -24,6 +24,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 from pathlib import Path
@@ -125,19 +127,15 @@ def _nonce(number: int, start: int) -> bytes:
     return (number << 32 | start).to_bytes(12, "big")
 
 
-def _spans(files: Sequence[Path], window: int, limit: int) -> Iterator[tuple[int, int]]:
-    """Give (descriptor, offset) of whole windows, file after file."""
+def _spans(files: Mapping[int, int], window: int, limit: int) -> Iterator[tuple[int, int]]:
+    """Give (descriptor, offset) of whole windows, file after file, from descriptors and sizes."""
     left = limit
-    for path in files:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            for offset in range(0, path.stat().st_size - window + 1, window):
-                if left < window:
-                    return
-                left -= window
-                yield descriptor, offset
-        finally:
-            os.close(descriptor)
+    for descriptor, size in files.items():
+        for offset in range(0, size - window + 1, window):
+            if left < window:
+                return
+            left -= window
+            yield descriptor, offset
 
 
 class _Probe:
@@ -163,9 +161,24 @@ class _Probe:
 
     def together(self, work: Callable[[Iterator[tuple[int, int, int]], _Clock], None]) -> float:
         """Run ``work`` on all threads over one list of windows; give the cores they got."""
-        spans = _spans(self.files, self.window, self.limit)
-        numbered = ((number, *span) for number, span in enumerate(spans))
-        spent: list[float] = []
+        with ExitStack() as stack:
+            # Open until all threads are done: one may still be at a file when another has gone on to the next.
+            opened = [stack.enter_context(path.open("rb", buffering=0)) for path in self.files]
+            files = {stream.fileno(): path.stat().st_size for stream, path in zip(opened, self.files, strict=True)}
+            spans = _spans(files, self.window, self.limit)
+            numbered = ((number, *span) for number, span in enumerate(spans))
+            with ThreadPoolExecutor(self.threads) as pool:
+                begin = time.perf_counter()
+                parts = [pool.submit(self.timed, work, numbered) for _ in range(self.threads)]
+                spent = sum(part.result() for part in parts)
+                return spent / (time.perf_counter() - begin)
+
+    def timed(
+        self,
+        work: Callable[[Iterator[tuple[int, int, int]], _Clock], None],
+        numbered: Iterator[tuple[int, int, int]],
+    ) -> float:
+        """Run ``work`` on the windows that this thread gets hold of; give what it took of a core."""
 
         def shared() -> Iterator[tuple[int, int, int]]:
             while True:
@@ -175,20 +188,9 @@ class _Probe:
                     return
                 yield item
 
-        def run() -> None:
-            begin = time.thread_time()
-            work(shared(), _Clock(self.costs))
-            spent.append(time.thread_time() - begin)
-
-        workers = [threading.Thread(target=run) for _ in range(self.threads)]
-        begin = time.perf_counter()
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        wall = time.perf_counter() - begin
-        spans.close()  # type: ignore[attr-defined]  # a generator
-        return sum(spent) / wall
+        begin = time.thread_time()
+        work(shared(), _Clock(self.costs))
+        return time.thread_time() - begin
 
     def open(self, source: memoryview, number: int, *, parts: range, into: memoryview | None = None) -> None:
         """Open some segments of a window, tag behind the ciphertext, out of place or to ``into``."""
