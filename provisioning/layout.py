@@ -31,7 +31,6 @@ from provisioning.geometry import (
     rank_streams,
     segment_count,
 )
-from provisioning.naming import parallel_dimension
 from provisioning.stheader import DTYPE_BITS, tensor_bytes
 
 # Tiles begin on this; it is a multiple of every element size, and segments are multiples of it, so that no element is
@@ -60,15 +59,6 @@ class TensorSpec:
     parallel: int | None
     block: int = 1
     column: int | None = None
-
-    @classmethod
-    def plan(cls, name: str, dtype: str, shape: tuple[int, ...]) -> TensorSpec:
-        """Choose how a tensor is cut that no other is bound to; whole models are planned by provisioning/tiling.py."""
-        parallel = parallel_dimension(name, shape)
-        if parallel is None:
-            return cls(name, dtype, shape, None)
-        spec = cls(name, dtype, shape, parallel, byte_block(dtype, shape, parallel))
-        return spec if spec.check() is None else cls(name, dtype, shape, None)
 
     def check(self) -> str | None:
         """Say what makes a layout of this tensor impossible, or None."""

@@ -126,17 +126,6 @@ def _in_experts(parts: list[str], at: int) -> Role:
     return Role(Kind.STACK, prefix, prefix, "<" + ".".join(parts[at + 1 :]) + ">")
 
 
-def parallel_dimension(name: str, shape: Sequence[int]) -> int | None:
-    """Give the dimension that tensor parallelism cuts, from one name and shape alone.
-
-    Outputs are split for the first matrices of a block and their biases, inputs for the last ones, and experts that are
-    stacked in one tensor along dimension 0.
-    """
-    role = role_of(name)
-    dimension = None if role is None else role.dimension(len(shape))
-    return None if dimension is None or shape[dimension] < 2 else dimension
-
-
 def is_single(shape: Sequence[int]) -> bool:
     """Say whether a tensor has at most one element: whatever it means, all ranks can share it."""
     return math.prod(shape) <= 1

@@ -22,7 +22,8 @@ from appliance.probe import model
 from benchmarks.scaling.inputs import GB, MIB
 from benchmarks.scaling.pipeline import Outcome, Plan, Pools, Step, simulate
 from benchmarks.scaling.stages import Stages
-from provisioning.layout import Layout, Piece, TensorSpec
+from provisioning import tiling
+from provisioning.layout import Layout, Piece
 
 RESULTS: Final = Path(__file__).resolve().parents[1] / "results"
 TOLERANCE: Final = 0.15
@@ -153,7 +154,8 @@ def staged_share(gigabytes: float, segment: int = MIB) -> tuple[float, float]:
     Returns:
         The share that goes to destinations in rows, and the share of segments that end in more than one destination.
     """
-    specs = [TensorSpec.plan(name, "BF16", shape) for name, shape in model.shapes(round(gigabytes * GB)).items()]
+    shapes = model.shapes(round(gigabytes * GB))
+    specs = tiling.plan(((name, "BF16", shape) for name, shape in shapes.items()), tiles=TILES)
     layout = Layout(specs, tiles=TILES)
     rows = edges = total = 0
     for stream in layout.streams[1:]:

@@ -14,13 +14,13 @@ from attestation import strictjson
 from provisioning.catalog import MAX_FILES, Catalog, CatalogFile
 from provisioning.errors import BundleDamaged
 from provisioning.geometry import Geometry
-from provisioning.layout import TensorSpec
+from tests.sim.planned import planned
 
 SEGMENT = 256 << 10
 TENSORS = [
-    TensorSpec.plan("model.embed_tokens.weight", "BF16", (64, 8)),
-    TensorSpec.plan("model.layers.0.self_attn.o_proj.weight", "F32", (16, 64)),
-    TensorSpec.plan("model.norm.weight", "F32", ()),
+    planned("model.embed_tokens.weight", "BF16", (64, 8)),
+    planned("model.layers.0.self_attn.o_proj.weight", "F32", (16, 64)),
+    planned("model.norm.weight", "F32", ()),
 ]
 FILES = [CatalogFile("config.json", b'{"a": 1}'), CatalogFile("tokenizer.json", b""), CatalogFile("x", b"\0\xff")]
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from provisioning.geometry import COMMON_STREAM, FIRST_COLUMN, Geometry, Section, rank_streams
 from provisioning.layout import ALIGNMENT, Layout, Piece, TensorSpec, descriptor_digest
 from provisioning.stheader import DTYPE_BITS, tensor_bytes
+from tests.sim.planned import planned
 
 SEGMENT = 256 << 10
 
@@ -29,7 +30,7 @@ NAMES = (
 
 @st.composite
 def specs(draw: st.DrawFn) -> list[TensorSpec]:
-    """Give tensors of all sizes of elements and any shape, cut as ``TensorSpec.plan`` cuts them."""
+    """Give tensors of all sizes of elements and any shape, cut as the writer cuts them."""
     made: list[TensorSpec] = []
     for number in range(draw(st.integers(1, 6))):
         dtype = draw(st.sampled_from(sorted(DTYPE_BITS)))
@@ -37,7 +38,7 @@ def specs(draw: st.DrawFn) -> list[TensorSpec]:
         if tensor_bytes(dtype, shape) is None:
             shape = (*shape, 8)
         name = f"p{number}.{draw(st.sampled_from(NAMES))}"
-        spec = TensorSpec.plan(name, dtype, shape)
+        spec = planned(name, dtype, shape)
         if spec.parallel is None and draw(st.booleans()):
             spec = replace(spec, column=0)
         blocked = replace(spec, block=spec.block * draw(st.integers(1, 5)))
@@ -116,13 +117,13 @@ def test_refuses_ranks_that_the_tiles_do_not_divide_into(rank: int, world: int) 
 
 
 def test_edges_lie_at_whole_heads_when_ranks_divide_the_heads() -> None:
-    keys = TensorSpec.plan("m.k_proj.weight", "BF16", (4 * 96, 64))
+    keys = planned("m.k_proj.weight", "BF16", (4 * 96, 64))
     assert [keys.edge(rank * 2, 8) % 96 for rank in range(4)] == [0, 0, 0, 0]
 
 
 def test_leaves_whole_what_cannot_be_cut_at_bytes() -> None:
-    assert TensorSpec.plan("m.o_proj.weight", "F4", (2, 3)).parallel is None
-    assert TensorSpec.plan("m.o_proj.weight", "F4", (2, 256)).parallel == 1
+    assert planned("m.o_proj.weight", "F4", (2, 3)).parallel is None
+    assert planned("m.o_proj.weight", "F4", (2, 256)).parallel == 1
 
 
 BAD_SPECS = [
@@ -257,6 +258,6 @@ def test_a_stream_is_as_long_whether_it_was_planned_or_not(tensors: list[TensorS
 
 
 def test_stream_segments_are_rounded_up_and_begin_with_the_catalog() -> None:
-    spec = TensorSpec.plan("norm.weight", "U8", (SEGMENT + 1,))
+    spec = planned("norm.weight", "U8", (SEGMENT + 1,))
     assert Layout([spec], 1).stream_segments(1, SEGMENT) == (1, 2, 0)
     assert Geometry(segment_size=SEGMENT, section_bytes=SEGMENT, file_bytes=SEGMENT, streams=(1, 2, 0)).segments == 3

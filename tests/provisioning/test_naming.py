@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from provisioning.naming import Kind, parallel_dimension, role_of
+from provisioning.naming import Kind, role_of
+from tests.sim.planned import planned
 
 DIMENSIONS = [
     ("model.embed_tokens.weight", (100, 8), 0),
@@ -56,7 +57,7 @@ DIMENSIONS = [
 
 @pytest.mark.parametrize(("name", "shape", "expected"), DIMENSIONS)
 def test_cuts_by_the_names_of_checkpoints(name: str, shape: tuple[int, ...], expected: int | None) -> None:
-    assert parallel_dimension(name, shape) == expected
+    assert planned(name, "U8", shape).parallel == expected
 
 
 def test_a_matrix_its_scales_and_its_bias_are_one_unit() -> None:

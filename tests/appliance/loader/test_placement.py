@@ -13,17 +13,18 @@ from torch.profiler import ProfilerActivity, profile
 from appliance import placement
 from appliance.errors import ModelUnsupported
 from provisioning.layout import Layout, TensorSpec
+from tests.sim.planned import planned
 
 SPECS = (
-    TensorSpec.plan("model.embed_tokens.weight", "BF16", (37, 8)),
-    TensorSpec.plan("model.layers.0.self_attn.o_proj.weight", "BF16", (9, 40)),
-    TensorSpec.plan("model.layers.0.self_attn.q_proj.bias", "F32", (17,)),
-    TensorSpec.plan("model.layers.0.input_layernorm.weight", "F32", (13,)),
-    TensorSpec.plan("model.layers.0.mlp.experts.down_proj", "F16", (8, 3, 5)),
-    TensorSpec.plan("model.layers.0.mlp.down_proj.weight", "F16", (6, 24)),
+    planned("model.embed_tokens.weight", "BF16", (37, 8)),
+    planned("model.layers.0.self_attn.o_proj.weight", "BF16", (9, 40)),
+    planned("model.layers.0.self_attn.q_proj.bias", "F32", (17,)),
+    planned("model.layers.0.input_layernorm.weight", "F32", (13,)),
+    planned("model.layers.0.mlp.experts.down_proj", "F16", (8, 3, 5)),
+    planned("model.layers.0.mlp.down_proj.weight", "F16", (6, 24)),
     TensorSpec("stack", "I64", (2, 3, 16, 5), 2),
-    TensorSpec.plan("scalar", "I64", ()),
-    TensorSpec.plan("nothing", "F32", (0, 4)),
+    planned("scalar", "I64", ()),
+    planned("nothing", "F32", (0, 4)),
 )
 
 
@@ -88,7 +89,7 @@ def test_every_element_lands_once_for_every_rank_and_every_cut(
 
 
 def test_fills_slices_of_fused_tensors() -> None:
-    specs = [TensorSpec.plan(f"x.{name}_proj.weight", "F32", (4, 6)) for name in "qk"]
+    specs = [planned(f"x.{name}_proj.weight", "F32", (4, 6)) for name in "qk"]
     layout = Layout(specs, 2)
     fused = torch.zeros(8, 6)
     destinations = {spec.name: part for spec, part in zip(specs, fused.split(4), strict=True)}
@@ -114,7 +115,7 @@ def _refused(specs: list[TensorSpec], destinations: dict[str, torch.Tensor]) -> 
     return refused.value
 
 
-NORM = TensorSpec.plan("norm.weight", "BF16", (4,))
+NORM = planned("norm.weight", "BF16", (4,))
 
 
 def test_refuses_a_bundle_without_a_tensor_of_the_model() -> None:
@@ -124,7 +125,7 @@ def test_refuses_a_bundle_without_a_tensor_of_the_model() -> None:
 
 
 def test_refuses_a_tensor_that_the_model_does_not_know() -> None:
-    error = _refused([NORM, TensorSpec.plan("bias", "BF16", (4,))], {"norm.weight": torch.zeros(4)})
+    error = _refused([NORM, planned("bias", "BF16", (4,))], {"norm.weight": torch.zeros(4)})
     assert error.code == "load.tensor.unexpected"
     assert "bias" in error.found
 
@@ -139,13 +140,13 @@ def test_refuses_another_shape(shape: tuple[int, ...]) -> None:
     [("I64", torch.float32), ("BF16", torch.int16), ("F8_E4M3", torch.bfloat16), ("BF16", torch.float8_e4m3fn)],
 )
 def test_refuses_a_change_of_kind(stored: str, wanted: torch.dtype) -> None:
-    error = _refused([TensorSpec.plan("norm.weight", stored, (4,))], {"norm.weight": torch.zeros(4, dtype=wanted)})
+    error = _refused([planned("norm.weight", stored, (4,))], {"norm.weight": torch.zeros(4, dtype=wanted)})
     assert error.code == "load.tensor.dtype"
 
 
 @pytest.mark.parametrize(("stored", "shape"), [("F6_E2M3", (4,)), ("F4", (2, 3))])
 def test_refuses_types_and_shapes_that_torch_does_not_have(stored: str, shape: tuple[int, ...]) -> None:
-    error = _refused([TensorSpec.plan("norm.weight", stored, shape)], {"norm.weight": torch.zeros(shape)})
+    error = _refused([planned("norm.weight", stored, shape)], {"norm.weight": torch.zeros(shape)})
     assert error.code == "load.tensor.dtype"
 
 
@@ -192,7 +193,7 @@ def test_refuses_an_engine_that_wants_the_experts_of_another_rank() -> None:
 
 
 def test_refuses_a_destination_that_is_no_row_by_row_view() -> None:
-    spec = TensorSpec.plan("x.q_proj.weight", "F32", (4, 4))
+    spec = planned("x.q_proj.weight", "F32", (4, 4))
     error = _refused([spec], {"x.q_proj.weight": torch.zeros(4, 4).t()})
     assert error.code == "load.tensor.layout"
 
@@ -206,7 +207,7 @@ def _allocated(work: Callable[[], object]) -> int:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
 def test_copies_make_no_temporary_of_the_plaintext(dtype: torch.dtype) -> None:
-    spec = TensorSpec.plan("x.down_proj.weight", "BF16", (512, 1024))
+    spec = planned("x.down_proj.weight", "BF16", (512, 1024))
     layout = Layout([spec], 2)
     destination = torch.zeros(512, 1024, dtype=dtype)
     targets = placement.plan(layout, rank=0, world=1, destinations={spec.name: destination}, skip=lambda _: False)
