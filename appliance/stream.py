@@ -139,9 +139,12 @@ class Pipeline:
         work = iter(runs)
         # Before any thread runs: a device without room for a lane must leave none behind.
         lanes = [self._slot.lane(self._ring.cell_bytes) for _ in range(self._openers)]
-        readers = [self._start(partial(self._reading, work)) for _ in range(self._readers)]
-        openers = [self._start(partial(self._opening, lane)) for lane in lanes]
+        readers: list[threading.Thread] = []
+        openers: list[threading.Thread] = []
         try:
+            # Inside: where no more threads are to be had, those that run already must end before the caller wipes.
+            readers.extend(self._start(partial(self._reading, work)) for _ in range(self._readers))
+            openers.extend(self._start(partial(self._opening, lane)) for lane in lanes)
             while self._left and not self._over.wait(_TICK):
                 self._on_progress(self._opened, total)
         finally:

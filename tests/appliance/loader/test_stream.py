@@ -138,6 +138,26 @@ def test_an_error_in_any_step_is_raised_and_leaves_a_clean_ring(slot: Slot, step
     assert bench.ring_is_clean()
 
 
+@pytest.mark.parametrize("started", range(4))
+def test_no_thread_goes_on_when_another_cannot_be_started(
+    slot: Slot, started: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, begun = threading.active_count(), iter(range(started))
+    start = threading.Thread.start
+
+    def start_some(thread: threading.Thread) -> None:
+        if next(begun, None) is None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    bench = Bench(slot)
+    with pytest.raises(RuntimeError, match="start new thread"):
+        bench.go()
+    assert threading.active_count() == before
+    assert bench.ring_is_clean()
+
+
 def test_no_thread_is_left_after_success_or_failure(slot: Slot) -> None:
     before = threading.active_count()
     Bench(slot).go()
