@@ -37,7 +37,7 @@ from appliance.unseal import Unsealer
 from attestation.clock import Clock, SystemClock
 from provisioning import shares
 from provisioning.bundle import Bundle
-from provisioning.catalog import MAX_FILES_BYTES, MAX_HEADER_BYTES, Catalog
+from provisioning.catalog import Catalog
 from provisioning.collector import resting
 from provisioning.errors import BundleDamaged
 from provisioning.geometry import CATALOG_STREAM, Section
@@ -148,14 +148,8 @@ class SealedLoader:
 
     def _open_catalog(self) -> Catalog:
         geometry = self._manifest.geometry
+        # The manifest's parser bounds it.
         nbytes = geometry.streams[CATALOG_STREAM] * geometry.segment_size
-        if nbytes > MAX_HEADER_BYTES + MAX_FILES_BYTES + geometry.segment_size:
-            raise BundleDamaged(
-                "catalog.size",
-                found=f"a catalog of {nbytes} bytes",
-                expected=f"at most {MAX_HEADER_BYTES + MAX_FILES_BYTES}",
-                hint="ask the owner for a sound bundle",
-            )
         sections = geometry.sections_of(CATALOG_STREAM)
         plain = bytearray(nbytes)
         cell = self._ring.cells[0]

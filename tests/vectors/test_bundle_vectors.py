@@ -162,8 +162,8 @@ def test_names_are_unique_and_every_part_is_used(kept: VectorSet) -> None:
     assert {vector.plaintext for vector in kept.vectors} == set(kept.plaintexts)
 
 
-# An I/O error is no property of a file, nor what a grant is for; sizes are compared before table and catalog are read.
-NO_VECTOR = {"bundle.file.unreadable", "bundle.read", "bundle.changed", "table.size", "catalog.size"}
+# An I/O error is no property of a file, nor what a grant is for; sizes are compared before the table is read.
+NO_VECTOR = {"bundle.file.unreadable", "bundle.read", "bundle.changed", "table.size"}
 
 
 def test_every_refusal_of_a_reader_has_a_vector() -> None:
