@@ -120,11 +120,12 @@ class SealedLoader:
         self._open_on = open_on
         _check_rank(rank, world, bundle.manifest.tiles)
         check_choice(open_on, slot)
-        # The device's cipher may have to be compiled, while the catalog is opened and the model is built.
-        self._choosing = Choosing(slot) if open_on == "device" else None
         self._budget = budget.for_slot(Budget(ring_bytes, reader_threads, opener_threads), slot, ranks=world)
         cell = cell_bytes(self._budget, segment=bundle.manifest.segment_size, copy_bytes=slot.copy_bytes)
         self._ring = Ring(slot, ring_bytes=self._budget.ring_bytes, cell_bytes=cell)
+        # Last, when nothing can be refused any more. The device's cipher may have to be compiled, which goes on while
+        # the catalog is opened and the model is built.
+        self._choosing = Choosing(slot) if open_on == "device" else None
 
     @property
     def plaintext(self) -> Tally:
