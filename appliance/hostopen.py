@@ -18,7 +18,7 @@ from appliance.direct import HostTargets
 from appliance.placement import Target
 from appliance.reader import Reader
 from appliance.ring import Cell
-from appliance.slot import Lane, Ticket
+from appliance.slot import Delivered, Lane, Ticket
 from appliance.stream import Run
 from appliance.unseal import Unsealer
 
@@ -29,16 +29,6 @@ class Way(AbstractContextManager["Way"], Protocol):
     def bring(self, run: Run, cell: Cell, lane: Lane) -> Ticket:
         """Open a run and hand it to a lane; see :data:`appliance.stream.Bring`."""
         ...
-
-
-class _Done:
-    """A delivery that was over when it returned."""
-
-    def done(self) -> bool:
-        return True
-
-    def wait(self) -> None:
-        return
 
 
 class _HostWay:
@@ -110,7 +100,7 @@ class MemoryWay(_HostWay):
             cell.wipe()
             raise
         self._reader.drop(run)
-        return _Done()
+        return Delivered()
 
     def _open(self, run: Run, index: int, sealed: memoryview, cell: Cell, staging: int) -> None:
         """Open one segment; what cannot go straight to a tensor goes to the cell, from byte ``staging`` on."""

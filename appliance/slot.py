@@ -29,6 +29,19 @@ class Ticket(Protocol):
         ...
 
 
+class Delivered:
+    """The ticket of a delivery that was over when it returned."""
+
+    __slots__ = ()
+
+    def done(self) -> bool:
+        """It is."""
+        return True
+
+    def wait(self) -> None:
+        """There is nothing to wait for."""
+
+
 class Lane(Protocol):
     """One opener thread's way onto the device; not shared between threads."""
 

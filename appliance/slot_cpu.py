@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 import resource
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
 from appliance import pages
-from appliance.slot import Lane, Ticket, fill_zero, overwrite
+from appliance.slot import Delivered, Lane, Ticket, fill_zero, overwrite
 from appliance.zeroize import Overwritten
 
 _ARENA = 32 << 20
@@ -24,23 +23,12 @@ _ALIGN = 64
 _COPY = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class _Done:
-    """A delivery that was over when it returned."""
-
-    def done(self) -> bool:
-        return True
-
-    def wait(self) -> None:
-        return
-
-
 class _CpuLane:
     """Copies at once, on the calling thread."""
 
     def deliver(self, staged: torch.Tensor, place: Callable[[torch.Tensor], None]) -> Ticket:
         place(staged)
-        return _Done()
+        return Delivered()
 
     def close(self) -> None:
         return
