@@ -14,8 +14,8 @@ from typing import Final, Literal, Protocol
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from appliance.devicecipher.plain import GRAIN, PlainCounter, scratch_words
-from appliance.devicecipher.schedule import KEY_BYTES, NONCE_BYTES, PLANE_BYTES, PLANE_WORDS, write_planes
+from appliance.devicecipher.plain import PlainCounter, scratch_words
+from appliance.devicecipher.schedule import GRAIN, KEY_BYTES, NONCE_BYTES, PLANE_BYTES, PLANE_WORDS, write_planes
 from appliance.errors import DeviceFault
 from appliance.slot import Slot
 

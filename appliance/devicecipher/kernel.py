@@ -26,10 +26,8 @@ import triton.language as tl
 from triton.errors import TritonError
 
 from appliance.devicecipher import circuit
-from appliance.devicecipher.schedule import ROUNDS
+from appliance.devicecipher.schedule import GRAIN, ROUNDS, signed
 
-# Bytes of eight blocks: data comes in multiples of it.
-GRAIN: Final = 128
 # Threads of a program, in four warps; each has 32 words of state and about as many on the way.
 _WIDTH: Final = 128
 
@@ -289,8 +287,8 @@ class KernelCounter:
             counter_mode[(data.numel() // segment_bytes * programs,)](
                 data.view(torch.int32),
                 planes,
-                _signed(first),
-                _signed(counter),
+                signed(first),
+                signed(counter),
                 blocks,
                 programs,
                 width=_WIDTH,
@@ -301,7 +299,3 @@ class KernelCounter:
     def secret_blocks(self) -> tuple[torch.Tensor, ...]:
         """Give nothing: the state is in registers."""
         return ()
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 32) if word >> 31 else word

@@ -14,11 +14,8 @@ from typing import Final
 import torch
 
 from appliance.devicecipher.circuit import sbox
-from appliance.devicecipher.schedule import ROUNDS
+from appliance.devicecipher.schedule import GRAIN, ROUNDS, signed
 from appliance.devicecipher.trace import trace
-
-# Bytes of eight blocks: data comes in multiples of it.
-GRAIN: Final = 128
 
 _PROGRAM: Final = trace(sbox)
 # Rows of words of the parts of the scratch memory: registers, rows repeated for MixColumns, their sums.
@@ -101,7 +98,7 @@ class PlainCounter:
         registers, repeated, sums, ramp = self._parts(width)
         state = registers[:8]
         torch.arange(start, start + width, out=ramp)
-        _first_state(state, registers[8:24], ramp, (blocks, _signed(first), _signed(counter)))
+        _first_state(state, registers[8:24], ramp, (blocks, signed(first), signed(counter)))
         torch.bitwise_xor(state, planes[0], out=state)
         gates = list(_gates(registers))
         for number in range(1, ROUNDS + 1):
@@ -146,11 +143,6 @@ def _gates(registers: torch.Tensor) -> Iterator[_Gate]:
     rows = registers.unbind()
     for gate in _PROGRAM.gates:
         yield kinds[gate.kind], rows[gate.left], rows[gate.right], rows[gate.out]
-
-
-def _signed(word: int) -> int:
-    # torch refuses a number that its type does not hold.
-    return word - (1 << 32) if word >> 31 else word
 
 
 def _first_state(state: torch.Tensor, spare: torch.Tensor, ramp: torch.Tensor, place: tuple[int, int, int]) -> None:

@@ -20,6 +20,8 @@ from provisioning.secret import SecretBytes
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12
 ROUNDS: Final = 14
+# Bytes of the eight blocks that lie side by side: data comes in multiples of it.
+GRAIN: Final = 128
 # Words of one section's planes: rounds, bits of a byte, rows; word (round * 8 + bit) * 4 + row.
 PLANE_WORDS: Final = (ROUNDS + 1) * 8 * 4
 PLANE_BYTES: Final = PLANE_WORDS * 4
@@ -46,6 +48,11 @@ def write_planes(key: memoryview, nonce: memoryview, planes: memoryview) -> None
             octet = words[position] ^ (AFFINE if number else first)
             for bit in range(8):
                 planes[((number * 8 + bit) * 4 + row) * 4 + column] = (octet >> bit & 1) * 0xFF
+
+
+def signed(word: int) -> int:
+    """Give 32 bits as the number that a device's int32 holds; torch refuses any other."""
+    return word - (1 << 32) if word >> 31 else word
 
 
 def _expand(key: memoryview, words: memoryview) -> None:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import torch
 
+from appliance.devicecipher.schedule import signed
+
 _CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 32) if word >> 31 else word
 
 
 class TorchChaCha20:
@@ -26,7 +24,7 @@ class TorchChaCha20:
 
     def __init__(self, key: bytes, *, chunk_bytes: int, device: torch.device) -> None:
         self._blocks = chunk_bytes // 64
-        self._key = [_signed(int.from_bytes(key[at : at + 4], "little")) for at in range(0, 32, 4)]
+        self._key = [signed(int.from_bytes(key[at : at + 4], "little")) for at in range(0, 32, 4)]
         self._state = torch.empty((16, self._blocks), dtype=torch.int32, device=device)
         self._start = torch.empty_like(self._state)
         self._turned = torch.empty((4, self._blocks), dtype=torch.int32, device=device)
@@ -46,11 +44,11 @@ class TorchChaCha20:
             torch.bitwise_xor(part, self._state.T, out=part)
 
     def _fill(self, nonce: bytes, counter: int) -> None:
-        for row, word in enumerate([*map(_signed, _CONSTANTS), *self._key]):
+        for row, word in enumerate([*map(signed, _CONSTANTS), *self._key]):
             self._start[row].fill_(word)
         torch.arange(counter, counter + self._blocks, out=self._start[12])
         for row in range(3):
-            self._start[13 + row].fill_(_signed(int.from_bytes(nonce[4 * row : 4 * row + 4], "little")))
+            self._start[13 + row].fill_(signed(int.from_bytes(nonce[4 * row : 4 * row + 4], "little")))
 
     def _double_round(self) -> None:
         self._quarter_rounds(self._state)
