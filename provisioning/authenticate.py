@@ -22,7 +22,6 @@ from typing import Final, final
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from provisioning.errors import BundleDamaged
 from provisioning.geometry import Section
 from provisioning.secret import SecretBytes
 from provisioning.segment import NONCE_BYTES, TAG_BYTES, SectionCipher
@@ -82,12 +81,7 @@ class SectionAuthenticator(SectionCipher):
                 at = (digit * _TERMS + (number >> _DIGIT * digit) % _TERMS) * TAG_BYTES
                 _add(expected, terms[at : at + TAG_BYTES])
         if not hmac.compare_digest(expected, tag):
-            raise BundleDamaged(
-                "segment.tag",
-                found=f"segment {number} of section {self.section.number}, which is not authentic",
-                expected="the segment that the owner sealed",
-                hint="run lethe-owner verify on the bundle; copy it again from the owner's medium",
-            )
+            raise self._damaged(number)
 
     @contextlib.contextmanager
     def expose(self) -> Iterator[tuple[memoryview, memoryview]]:

@@ -115,6 +115,14 @@ class SectionCipher:
             raise ValueError("this section is closed")
         return self._aead, (self._base ^ number).to_bytes(NONCE_BYTES, "big"), self._aad(number)
 
+    def _damaged(self, number: int) -> BundleDamaged:
+        return BundleDamaged(
+            "segment.tag",
+            found=f"segment {number} of section {self.section.number}, which is not authentic",
+            expected="the segment that the owner sealed",
+            hint="run lethe-owner verify on the bundle; copy it again from the owner's medium",
+        )
+
     def close(self) -> None:
         """Wipe the section's key and drop the cipher that holds a copy of it. May be called again."""
         self._aead = None
@@ -242,14 +250,6 @@ class SectionOpener(SectionCipher):
         self._aes = None
         self._views.close()
         super().close()
-
-    def _damaged(self, number: int) -> BundleDamaged:
-        return BundleDamaged(
-            "segment.tag",
-            found=f"segment {number} of section {self.section.number}, which is not authentic",
-            expected="the segment that the owner sealed",
-            hint="run lethe-owner verify on the bundle; copy it again from the owner's medium",
-        )
 
 
 @final
