@@ -162,27 +162,6 @@ class SectionOpener(SectionCipher):
     def __enter__(self) -> SectionOpener:
         return self
 
-    def open_into(self, number: int, buffer: memoryview) -> memoryview:
-        """Authenticate and decrypt one segment in place.
-
-        Args:
-            number: the segment's number in the section.
-            buffer: writable, ``segment_size + 16`` bytes: ciphertext, then tag. The caller owns and wipes it.
-
-        Returns:
-            The part of ``buffer`` that now holds the plaintext.
-
-        Raises:
-            BundleDamaged: ``segment.tag`` when the segment is not authentic; ``buffer`` is all zeros then.
-        """
-        plaintext = buffer[: self.segment_size]
-        try:
-            self.open_to(number, buffer, plaintext)
-        except BundleDamaged:
-            buffer[:] = bytes(len(buffer))
-            raise
-        return plaintext
-
     def open_to(self, number: int, sealed: memoryview, plaintext: memoryview) -> None:
         """Authenticate one segment and decrypt it to another place, or to where its ciphertext is.
 

@@ -156,4 +156,6 @@ def test_opener_agrees_on_a_segment_that_was_authenticated(authenticator: Sectio
     ciphertext, tag = _sealed(5, b"plain " * (_SIZE // 6) + b"text")
     authenticator.authenticate(5, ciphertext, tag)
     with _cipher(SectionOpener) as opener:
-        assert bytes(opener.open_into(5, memoryview(bytearray(ciphertext) + tag))[:6]) == b"plain "
+        plain = bytearray(_SIZE)
+        opener.open_to(5, memoryview(bytearray(ciphertext) + tag), memoryview(plain))
+        assert plain.startswith(b"plain ")

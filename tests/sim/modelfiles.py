@@ -156,7 +156,9 @@ def open_streams(bundle: Bundle, key: SecretBytes, *, streams: Iterable[int] | N
                         file.seek(record.offset)
                         buffer[:-TAG_BYTES] = file.read(record.length)
                     buffer[-TAG_BYTES:] = record.tag
-                    plain += opener.open_into(number, memoryview(buffer))
+                    with memoryview(buffer) as whole, whole[:-TAG_BYTES] as plaintext:
+                        opener.open_to(number, whole, plaintext)
+                        plain += plaintext
         opened[stream] = bytes(plain)
         if stream == 0:
             catalog = Catalog.decode(plain, geometry=manifest.geometry)

@@ -83,10 +83,11 @@ def _stream(bundle: Bundle, key: memoryview, stream: int, layout: Layout) -> byt
             for number in range(section.segments):
                 record = bundle.table.segment(section.base + number)
                 buffer = bytearray(record.length + TAG_BYTES)
-                with memoryview(buffer) as view:
-                    os.preadv(bundle.open_file(record.file), [view[: record.length]], record.offset)
+                with memoryview(buffer) as view, view[: record.length] as plaintext:
+                    os.preadv(bundle.open_file(record.file), [plaintext], record.offset)
                     view[record.length :] = record.tag
-                    plain += opener.open_into(number, view)
+                    opener.open_to(number, view, plaintext)
+                    plain += plaintext
     return bytes(plain)
 
 
