@@ -34,6 +34,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from appliance.probe import cache
 from attestation.policy import AppraisalPolicy
 from benchmarks.comparison.machine import describe
 from provisioning.blocks import Plan, usable_cores
@@ -131,11 +132,7 @@ class Place:
     def evict(self) -> None:
         """Remove the last copy, and drop the files from the page cache."""
         shutil.rmtree(self.copied, ignore_errors=True)
-        for path in self.files:
-            descriptor = os.open(path, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(descriptor)
+        cache.evict(self.files)
 
 
 def timed(work: Callable[[], object]) -> Run:

@@ -95,17 +95,16 @@ def copy(source: SealedFiles, destination: Path, *, progress: Progress | None = 
     _refuse_place(source.path, destination)
     # A link at its name is no copy of ours, wherever it leads.
     if destination.is_symlink() or destination.exists():
-        return _check_finished(source, destination, _Passes(source, progress), started)
+        return _check_finished(source, destination, _Passes(progress), started)
     refuse_damage(misplaced(source))
     with open_partial(source, destination) as partial:
-        return _Copy(source, partial, _Passes(source, progress), started).run()
+        return _Copy(source, partial, _Passes(progress), started).run()
 
 
 class _Passes:
     """Progress of the passes."""
 
-    def __init__(self, source: SealedFiles, progress: Progress | None) -> None:
-        self.everything = blocks.blocks_of(source.files)
+    def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
 
     def of(self, label: str, total: int) -> Callable[[int], None]:
@@ -146,9 +145,12 @@ def _check_finished(source: SealedFiles, destination: Path, passes: _Passes, sta
         with open_unsigned(destination) as finished:
             seen = verify(finished, lambda done, _: report(done))
     except BundleDamaged as damage:
-        damage.found = f"in {destination}: {damage.found}"
-        damage.hint = f"rename it to {partial_path(destination).name} and run this again: what is damaged is copied"
-        raise
+        raise BundleDamaged(
+            damage.code,
+            found=f"in {destination}: {damage.found}",
+            expected=damage.expected,
+            hint=f"rename it to {partial_path(destination).name} and run this again: what is damaged is copied",
+        ) from None
     return CopyReport(
         files=seen.files,
         bytes=seen.bytes,
@@ -173,7 +175,7 @@ class _Copy:
         self._road = Road.MEDIUM
 
     def run(self) -> CopyReport:
-        partial, everything = self._partial, self._passes.everything
+        partial, everything = self._partial, blocks.blocks_of(self._source.files)
         partial.require_room()
         partial.begin()
         whole = self._whole(partial.present(everything))
