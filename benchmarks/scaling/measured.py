@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from appliance import pages
-from appliance.budget import READ_BYTES, Budget, Machine, decide
+from appliance.budget import READ_BYTES, Budget, cell_bytes
 from appliance.probe import model
 from benchmarks.scaling.inputs import GB, MIB
 from benchmarks.scaling.pipeline import Outcome, Plan, Pools, Step, simulate
@@ -119,20 +119,16 @@ def read(path: Path) -> Measured:
 
 def _read(name: str, result: Mapping[str, Any]) -> Measured:
     settings = result["settings"]
-    asked = Budget(settings["ring_bytes"], settings["readers"], settings["openers"])
-    machine = Machine(cores=result["machine"]["cores"], ranks=1, lockable=None)
-    chosen = decide(asked, machine, copy_bytes=READ_BYTES, in_host_memory=True)
-    # What the loader makes of its ring: cells for every reader and two for every opener, of whole segments.
-    share = chosen.ring_bytes // (chosen.readers + 2 * chosen.openers) - pages.PAGE
-    run_bytes = max(1, min(READ_BYTES, share) // MIB) * MIB
+    budget = Budget(settings["ring_bytes"], settings["readers"], settings["openers"])
+    run_bytes = cell_bytes(budget, segment=MIB, copy_bytes=READ_BYTES)
     return Measured(
         name=name,
         cpu=result["machine"]["cpu"],
         nbytes=result["model"]["bytes"],
         gigabytes=settings["gb"],
-        readers=chosen.readers,
-        openers=chosen.openers,
-        cells=max(1, chosen.ring_bytes // (run_bytes + pages.PAGE)),
+        readers=budget.readers,
+        openers=budget.openers,
+        cells=max(1, budget.ring_bytes // (run_bytes + pages.PAGE)),
         run_bytes=run_bytes,
         stages=tuple(Stages(**costs) for costs in _costs(result)),
         disk=tuple(rate * GB for rate in result["cold"]["read_direct"]["gb_s"]["rounds"]),
