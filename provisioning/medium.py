@@ -241,6 +241,15 @@ def file_system(descriptor: int) -> str:
     return ""
 
 
+def file_system_at(directory: Path) -> str:
+    """Give the type of the file system that a directory is on; empty when it is not to be found."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return file_system(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _field(text: str, name: str) -> str:
     return next((line.removeprefix(name).strip() for line in text.splitlines() if line.startswith(name)), "")
 

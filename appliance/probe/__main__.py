@@ -25,13 +25,13 @@ from appliance.config import Loading
 from appliance.errors import ConfigError
 from appliance.probe import aead, copying, medium
 from appliance.probe.findings import CipherRate, CopyRate, Findings, ReadRate
-from appliance.probe.mounts import file_system
 from appliance.probe.throwaway import Throwaway
 from appliance.slot import open_slot
 from attestation import strictjson
 from attestation.errors import LetheError
 from attestation.strictjson import Fields
 from provisioning.errors import InputFailed
+from provisioning.medium import file_system_at
 
 _PR_SET_PDEATHSIG = 1
 _LIMIT = 1 << 16
@@ -113,7 +113,7 @@ def measure(directory: Path, *, nbytes: int, device: str, loading: Loading) -> F
         warm = bundle.load(slot, destinations, loading, progress)
         return Findings(
             directory=str(directory),
-            file_system=file_system(directory),
+            file_system=file_system_at(directory),
             device=device,
             cores=cores,
             open_on=loading.open_on,

@@ -10,7 +10,7 @@ from typing import Any
 import cryptography
 import torch
 
-from appliance.probe.mounts import file_system
+from provisioning.medium import file_system_at
 
 
 def describe(directory: Path) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def describe(directory: Path) -> dict[str, Any]:
         "avx512_aes": all(flag in flags for flag in ("avx512f", "vaes", "vpclmulqdq")),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "kernel": platform.release().split("-")[0],
-        "file_system": file_system(directory),
+        "file_system": file_system_at(directory),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cryptography": cryptography.__version__,

@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 
 from provisioning import medium
-from provisioning.medium import MediumFile, Road, file_system, is_fat, read_whole, seeks, write_all, write_past_cache
+from provisioning.medium import (
+    MediumFile,
+    Road,
+    file_system,
+    file_system_at,
+    is_fat,
+    read_whole,
+    seeks,
+    write_all,
+    write_past_cache,
+)
 
 PAGE = mmap.PAGESIZE
 
@@ -165,6 +175,10 @@ def test_the_file_system_is_named() -> None:
         assert file_system(opened) == "proc"
     finally:
         os.close(opened)
+
+
+def test_the_file_system_of_a_directory_is_named() -> None:
+    assert file_system_at(Path("/proc")) == "proc"
 
 
 def test_a_file_system_that_cannot_be_found_has_no_name() -> None:

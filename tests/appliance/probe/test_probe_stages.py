@@ -13,10 +13,10 @@ from cryptography.exceptions import InvalidTag
 from appliance import pages
 from appliance.errors import ConfigError
 from appliance.probe import aead, cache, copying, medium
-from appliance.probe.mounts import file_system
 from appliance.probe.rate import Rate, run_together
 from appliance.slot_cpu import CpuSlot
 from provisioning.errors import InputFailed
+from provisioning.medium import file_system_at
 
 PAGE = pages.PAGE
 
@@ -171,7 +171,7 @@ def test_filled_files_are_in_the_page_cache(files: list[Path]) -> None:
 
 
 def test_evicted_files_are_not_in_the_page_cache(files: list[Path], tmp_path: Path) -> None:
-    if file_system(tmp_path) in {"tmpfs", "ramfs", "overlay"}:
+    if file_system_at(tmp_path) in {"tmpfs", "ramfs", "overlay"}:
         pytest.skip("this file system keeps its files in memory")
     cache.fill(files)
     cache.evict(files)
@@ -185,7 +185,3 @@ def test_share_counts_all_windows_of_a_long_file(tmp_path: Path) -> None:
     with path.open("rb") as stream:
         stream.read(1)
     assert 0 < cache.share([path]) < 1
-
-
-def test_mount_table_knows_the_file_system_of_proc() -> None:
-    assert file_system(Path("/proc")) == "proc"
