@@ -9,6 +9,7 @@ load. Only ciphertext passes here.
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import threading
@@ -44,8 +45,12 @@ def cached_share(descriptor: int, size: int) -> float:
     starts = range(0, size, step)
     if not _is_told(descriptor):
         return sum(_reads_at_once(descriptor, start) for start in starts) / len(starts)
+    try:
+        view = mmap.mmap(descriptor, size, prot=mmap.PROT_READ)
+    except (OSError, ValueError):  # the file system maps nothing, or the file has become shorter
+        return 1.0
     seen = cached = 0
-    with mmap.mmap(descriptor, size, prot=mmap.PROT_READ) as view:
+    with view:
         # numpy gives the address of a read-only mapping; a writable private one would count as memory to be had.
         start = np.frombuffer(view, np.uint8).ctypes.data
         for offset in starts:
@@ -162,17 +167,24 @@ class Reader:
         Raises:
             BundleDamaged: ``bundle.read`` when the file ends early or the medium fails.
         """
-        direct = self._direct.get(file)
         try:
-            if direct is not None:
-                padded = pages.round_up(length, pages.PAGE)
-                done = _fill(lambda at: os.preadv(direct, [view[at:padded]], offset + at), length)
-            else:
-                done = _fill(lambda at: os.preadv(self._files[file], [view[at:length]], offset + at), length)
+            done = self._read(file, offset, view, length)
         except OSError as error:
             raise _unreadable(file, offset, reason_of(error)) from None
         if done < length:
             raise _unreadable(file, offset, f"only {done} of {length} bytes")
+
+    def _read(self, file: int, offset: int, view: memoryview, length: int) -> int:
+        direct = self._direct.get(file)
+        if direct is not None:
+            padded = pages.round_up(length, pages.PAGE)
+            try:
+                return _fill(lambda at: os.preadv(direct, [view[at:padded]], offset + at), length)
+            except OSError as error:
+                # A file system may take the flag and then refuse what its device cannot do.
+                if error.errno != errno.EINVAL:
+                    raise
+        return _fill(lambda at: os.preadv(self._files[file], [view[at:length]], offset + at), length)
 
     def close(self) -> None:
         """Close what was opened here. Windows go with their threads."""

@@ -102,6 +102,31 @@ def test_a_filesystem_without_direct_reads_is_read_through_the_cache(
         assert reader.direct_files == 0
 
 
+def test_a_file_that_cannot_be_mapped_counts_as_cached(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(19, "No such device")
+
+    monkeypatch.setattr(module.mmap, "mmap", refuse)
+    assert cached_share(file, SIZE) == 1.0
+
+
+def test_direct_reads_that_are_refused_go_through_the_cache(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    evict(file)
+    inner = os.preadv
+
+    def refuse_direct(descriptor: int, views: list[memoryview], offset: int) -> int:
+        if descriptor != file:
+            raise OSError(22, "Invalid argument")
+        return inner(descriptor, views, offset)
+
+    memory = pages.map_private(1 << 20)
+    with memoryview(memory) as view, Reader({0: file}) as reader:
+        assert reader.direct_files == 1
+        monkeypatch.setattr(module.os, "preadv", refuse_direct)
+        reader.read(0, 4096, view, 1 << 20)
+        assert view == os.pread(file, 1 << 20, 4096)
+
+
 @pytest.mark.parametrize("cold", [True, False])
 def test_a_file_that_ends_early_is_refused(file: int, cold: bool) -> None:
     if cold:
