@@ -8,6 +8,7 @@ import importlib.util
 import json
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NoReturn
@@ -35,6 +36,14 @@ from provisioning.source import Shard, Source
 _TILES: Final = ("1", "2", "4", "8", "16", "32", "64")
 
 _bundle_argument = click.argument("bundle", type=click.Path(path_type=Path, file_okay=False))
+_owner_keys_option = partial(
+    click.option,
+    "--owner-key",
+    "owner_keys",
+    type=click.Path(path_type=Path, dir_okay=False),
+    multiple=True,
+    metavar="FILE",
+)
 
 
 @click.command(short_help="Seal a model directory into a bundle.")
@@ -183,14 +192,7 @@ def _refuse_opinion(shard: Shard, found: str) -> NoReturn:
 
 @click.command(short_help="Show what an outsider may see of a bundle.")
 @_bundle_argument
-@click.option(
-    "--owner-key",
-    "owner_keys",
-    type=click.Path(path_type=Path, dir_okay=False),
-    multiple=True,
-    metavar="FILE",
-    help="The owner's owner.pub.json; without it the signature is not checked.",
-)
+@_owner_keys_option(help="The owner's owner.pub.json; without it the signature is not checked.")
 @json_option
 def inspect(bundle: Path, owner_keys: tuple[Path, ...], *, as_json: bool) -> None:
     """Show what an outsider may see of BUNDLE."""
@@ -255,15 +257,7 @@ def _show_manifest(manifest: Manifest, digest: str, signature: str) -> None:
 
 @click.command(short_help="Check every byte of a bundle, without a key.")
 @_bundle_argument
-@click.option(
-    "--owner-key",
-    "owner_keys",
-    type=click.Path(path_type=Path, dir_okay=False),
-    multiple=True,
-    required=True,
-    metavar="FILE",
-    help="The owner's owner.pub.json; may be given again for other owners.",
-)
+@_owner_keys_option(help="The owner's owner.pub.json; may be given again for other owners.", required=True)
 @json_option
 def verify(bundle: Path, owner_keys: tuple[Path, ...], *, as_json: bool) -> None:
     """Check every byte of BUNDLE without a key: signatures, table, digests, names, sizes."""
@@ -273,14 +267,7 @@ def verify(bundle: Path, owner_keys: tuple[Path, ...], *, as_json: bool) -> None
 @click.command(short_help="Copy a bundle to another medium, read it back, resume.")
 @_bundle_argument
 @click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
-@click.option(
-    "--owner-key",
-    "owner_keys",
-    type=click.Path(path_type=Path, dir_okay=False),
-    multiple=True,
-    metavar="FILE",
-    help="The owner's owner.pub.json; without it only digests are checked.",
-)
+@_owner_keys_option(help="The owner's owner.pub.json; without it only digests are checked.")
 @json_option
 def copy(bundle: Path, destination: Path, owner_keys: tuple[Path, ...], *, as_json: bool) -> None:
     """Copy BUNDLE to DEST, a new path, and read the copy back from its medium.
