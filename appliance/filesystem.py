@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 # File systems whose page cache only this kernel fills, from a block device or from nothing.
-_LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "vfat", "exfat", "iso9660", "udf", "squashfs"})
+_LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "f2fs", "vfat", "exfat", "iso9660", "udf", "squashfs"})
 _MEMORY = frozenset({"tmpfs"})
 
 
