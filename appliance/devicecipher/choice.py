@@ -27,7 +27,9 @@ _GPU_CHUNK: Final = 16 << 20
 FIRST_COUNTER: Final = 2
 # Of the self-test: two segments of as many bytes, more than one program of the kernel each.
 _TEST_SEGMENT: Final = 160 * GRAIN
-_TEST_FIRST: Final = 0x01FE
+# The number of the first, and its first counter: in all four bytes, and both carry over more than one.
+_TEST_FIRST: Final = 0xF1E2FFFF
+_TEST_COUNTER: Final = 0x8796FFF0
 # How often the caller of a choice under way is told that it still is, seconds.
 _TICK: Final = 0.02
 
@@ -150,7 +152,7 @@ def self_test(slot: Slot, counter: Counter, form: Form) -> None:
     planes.copy_(torch.frombuffer(host, dtype=torch.int32))
     data = slot.empty((2 * _TEST_SEGMENT,), torch.uint8)
     data.zero_()
-    counter.apply(data, planes, first=_TEST_FIRST, segment_bytes=_TEST_SEGMENT, counter=FIRST_COUNTER)
+    counter.apply(data, planes, first=_TEST_FIRST, segment_bytes=_TEST_SEGMENT, counter=_TEST_COUNTER)
     if bytes(data.cpu().numpy().data) != _expected(key, nonce):
         raise DeviceFault(
             "cipher.selftest",
@@ -164,6 +166,6 @@ def _expected(key: bytes, nonce: bytes) -> bytes:
     """Give the key stream of the self-test's two segments."""
     blocks = []
     for number in (_TEST_FIRST, _TEST_FIRST + 1):
-        start = (int.from_bytes(nonce, "big") ^ number).to_bytes(NONCE_BYTES, "big") + FIRST_COUNTER.to_bytes(4, "big")
+        start = (int.from_bytes(nonce, "big") ^ number).to_bytes(NONCE_BYTES, "big") + _TEST_COUNTER.to_bytes(4, "big")
         blocks.append(Cipher(algorithms.AES(key), modes.CTR(start)).encryptor().update(bytes(_TEST_SEGMENT)))
     return b"".join(blocks)
