@@ -80,13 +80,9 @@ def test_reproduces_the_newest_measured_load_within_15_percent() -> None:
 
 def test_costs_that_the_predictions_use_are_of_the_order_of_the_newest_measured_ones() -> None:
     stages = Stages(**median([asdict(costs) for costs in newest().stages]))
-    for name, cost in {
-        "read": stages.read_direct,
-        "wipe": stages.wipe,
-        "copy": stages.copy,
-        "stall": stages.open_in_place - stages.open_cached,
-    }.items():
-        assert INPUTS[name].value * GB == pytest.approx(cost, rel=1.0), name
+    # The difference of two noisy costs, which is what `stall` is, is left out.
+    for name, cost in {"read": stages.read_direct, "wipe": stages.wipe, "copy": stages.copy}.items():
+        assert 0.5 < INPUTS[name].value * GB / cost < 2, name
 
 
 def test_modelled_load_follows_from_the_costs_of_its_steps(tmp_path: Path) -> None:
