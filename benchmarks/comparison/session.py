@@ -102,6 +102,8 @@ class Session:
 
             bench = Bench(job, model, key)
             self._convert(bench)
+            # What was just written must not be on its way to the disk while the first loader reads from it.
+            os.sync()
             rounds = self._rounds(bench, states)
         return self._result(model, probes, load_before, rounds)
 
