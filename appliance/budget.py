@@ -77,6 +77,11 @@ def decide(asked: Budget, machine: Machine, *, copy_bytes: int, in_host_memory: 
     return Budget(max(_LEAST_RING, min(wanted, room)), readers, openers)
 
 
+def useful_ring(asked: int, *, data_bytes: int) -> int:
+    """Give the ring to take when ``asked`` bytes are configured: one far beyond the ciphertext only takes memory."""
+    return min(asked, max(_MOST_RING, data_bytes))
+
+
 def cell_bytes(budget: Budget, *, segment: int, copy_bytes: int) -> int:
     """Give how much is read, and mostly copied, at once: whole segments, and cells enough to keep all threads busy.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from appliance.config import Config
 from appliance.hardening import Fact
+from appliance.preflight import require_ring
 from attestation.appraise import appraise
 from attestation.binding import DIGEST_BYTES, NONCE_BYTES, Binding
 from attestation.clock import SystemClock
@@ -43,7 +44,8 @@ class Custody:
         request_digest: of the last key request, or 48 zero bytes when none was made.
 
     Raises:
-        LetheError: the owner key, the manifest or the table of the bundle is refused.
+        LetheError: the owner key, the manifest or the table of the bundle is refused, or no ring of the configured
+            size can hold a segment of it.
     """
 
     def __init__(self, config: Config, clock: SystemClock) -> None:
@@ -57,6 +59,7 @@ class Custody:
             for number in range(len(bundle.manifest.files)):
                 bundle.open_file(number)
             self.manifest = bundle.manifest
+        require_ring(config, segment_bytes=self.manifest.segment_size)
         self.session = Session()
         self.tls_key_digest = bytes(DIGEST_BYTES)
         self.request_digest = bytes(DIGEST_BYTES)

@@ -26,7 +26,7 @@ def located(error: Exception, run: Run, *, device: str) -> Exception:
             "slot.memory",
             found=f"no room left on the device in the middle of a load ({place})",
             expected="enough free memory for the model, its cache and the scratch blocks",
-            hint="stop other programs on the device, or lower engine.kv_cache_mib",
+            hint="stop other programs on the device, or lower engine.kv_cache_mib or loading.ring_mib",
         )
     if isinstance(error, RuntimeError):
         # torch says no more of a failed device; its text may quote anything and is left out.

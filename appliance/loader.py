@@ -120,6 +120,7 @@ class SealedLoader:
         self._open_on = open_on
         _check_rank(rank, world, bundle.manifest.tiles)
         check_choice(open_on, slot)
+        ring_bytes = budget.useful_ring(ring_bytes, data_bytes=bundle.manifest.geometry.data_bytes)
         self._budget = budget.for_slot(Budget(ring_bytes, reader_threads, opener_threads), slot, ranks=world)
         cell = cell_bytes(self._budget, segment=bundle.manifest.segment_size, copy_bytes=slot.copy_bytes)
         self._ring = Ring(slot, ring_bytes=self._budget.ring_bytes, cell_bytes=cell)

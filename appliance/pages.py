@@ -46,7 +46,7 @@ def map_private(nbytes: int) -> mmap.mmap:
             "slot.memory",
             found=f"no room for {nbytes} bytes ({error.strerror})",
             expected="enough free memory for the model, its cache and the ring",
-            hint="stop other programs, lower engine.kv_cache_mib, or use a larger machine",
+            hint="stop other programs, lower engine.kv_cache_mib or loading.ring_mib, or use a larger machine",
         ) from None
     pages.madvise(mmap.MADV_DONTDUMP)
     pages.madvise(mmap.MADV_DONTFORK)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
+from appliance import pages
 from appliance.config import Config
 from appliance.errors import ConfigError, DeviceFault
 from attestation.errors import reason_of
@@ -58,6 +59,23 @@ def require_places(config: Config) -> None:
                 expected="the device of a loaded driver",
                 hint="load the driver, or change devices.slots",
             )
+
+
+def require_ring(config: Config, *, segment_bytes: int) -> None:
+    """Check that a ring of the configured size can hold a segment of the bundle.
+
+    Raises:
+        ConfigError: ``ring.size``; a rank would say the same, but only when the owner's grant is spent.
+    """
+    asked = config.loading.ring_mib << 20
+    least = segment_bytes + pages.PAGE
+    if asked and asked < least:
+        raise ConfigError(
+            "ring.size",
+            found=f"loading.ring_mib = {config.loading.ring_mib}",
+            expected=f"at least {-(-least >> 20)}, for one segment of this bundle and a page",
+            hint="raise loading.ring_mib, or set it to 0",
+        )
 
 
 def make_public_directory(path: Path) -> None:

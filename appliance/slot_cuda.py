@@ -139,7 +139,7 @@ class TorchCuda:
                 "slot.memory",
                 found=f"no room for {nbytes} bytes on {self._device}",
                 expected="enough free memory for the model, its cache and the scratch blocks",
-                hint="stop other programs on the device, or lower engine.kv_cache_mib",
+                hint="stop other programs on the device, or lower engine.kv_cache_mib or loading.ring_mib",
             ) from None
 
     def stream(self) -> Stream:

@@ -97,6 +97,13 @@ def test_a_bundle_of_another_owner_keeps_the_agent_from_starting(house: House, t
     assert "signature.unknown" in refused.err
 
 
+def test_a_ring_that_holds_no_segment_keeps_the_agent_from_starting(house: House) -> None:
+    house.config.write_text(house.config.read_text().replace("ring_mib = 4", "ring_mib = 1"))
+    refused = house.run("appliance.cli", "--config", house.config, "agent")
+    assert refused.status == 78
+    assert "ring.size" in refused.err
+
+
 def test_a_second_agent_is_refused(house: House) -> None:
     with house.agent():
         second = house.run("appliance.cli", "--config", house.config, "agent")

@@ -56,6 +56,13 @@ def test_what_is_asked_for_is_taken() -> None:
     assert gpu(asked, Machine(64, 1, None)) == asked
 
 
+def test_a_ring_beyond_the_bundle_is_not_taken() -> None:
+    assert budget.useful_ring(20_000 * MIB, data_bytes=280 * MIB) == 512 * MIB
+    assert budget.useful_ring(20_000 * MIB, data_bytes=700_000 * MIB) == 20_000 * MIB
+    assert budget.useful_ring(6 * MIB, data_bytes=280 * MIB) == 6 * MIB
+    assert budget.useful_ring(0, data_bytes=280 * MIB) == 0
+
+
 def test_cores_are_those_that_the_process_may_use() -> None:
     usable = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(usable)})
