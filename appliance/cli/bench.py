@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -35,6 +36,13 @@ def bench() -> None:
     """Measure this machine."""
 
 
+def _number(_context: click.Context, _option: click.Parameter, value: float) -> float:
+    # "nan" is a float that no range excludes.
+    if math.isnan(value):
+        raise click.BadParameter("not a number")
+    return value
+
+
 @bench.command(short_help="Measure medium, cipher, copies and a load.")
 @click.option(
     "--dir",
@@ -42,7 +50,14 @@ def bench() -> None:
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     help="On the medium to measure; where the configured bundle lies when not given.",
 )
-@click.option("--gb", type=click.FloatRange(0.01, 1000), default=1.0, show_default=True, help="Size of the model.")
+@click.option(
+    "--gb",
+    type=click.FloatRange(0.01, 1000),
+    default=1.0,
+    show_default=True,
+    callback=_number,
+    help="Size of the model.",
+)
 @click.option("--device", metavar="cpu|cuda:N", help="Where to load to; the configured device when not given.")
 @json_option
 @click.pass_obj
@@ -126,7 +141,7 @@ def _events(request: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
             "bench.ended",
             found=_ending(process.returncode),
             expected="the probe's findings",
-            hint="give a smaller --gb if memory was short; else report this with the messages above",
+            hint="if memory was short, give a smaller --gb or loading.ring_mib; else report this with the messages above",
         )
 
 

@@ -48,6 +48,13 @@ def test_measurement_gives_one_json_object(measured: tuple[Path, subprocess.Comp
     assert {entry["threads"] for entry in members["ciphers"]} >= {1, 2}
 
 
+@pytest.mark.parametrize("size", ["nan", "inf", "-1", "0"])
+def test_refuses_a_size_that_is_none(tmp_path: Path, size: str) -> None:
+    done = _lethe(*_without_configuration(tmp_path), "--dir", tmp_path, "--gb", size)
+    assert done.returncode == 2
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_measurement_leaves_nothing(measured: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     assert list(measured[0].iterdir()) == []
 
