@@ -141,7 +141,7 @@ def _events(request: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
             "bench.ended",
             found=_ending(process.returncode),
             expected="the probe's findings",
-            hint="if memory was short, give a smaller --gb or loading.ring_mib; else report this with the messages above",
+            hint="if memory was short, give a smaller --gb or loading.ring_mib; else report the messages above",
         )
 
 
